@@ -79,7 +79,7 @@ flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each ent
 def main() -> None:
     check_flags()
     folder = Path(FLAGS.workdir)
-    entries = flagged_entries(folder)
+    entries = flagged_entries()
     for note in dict.fromkeys(note for entry in entries for note in entry.notes):
         print(note, file=sys.stderr)
     for entry in entries:
@@ -125,7 +125,7 @@ def check_flags() -> None:
         raise SweepError("--print_commands says what is to be run, --collect what was: give one.")
 
 
-def flagged_entries(folder: Path) -> list[SweepEntry]:
+def flagged_entries() -> list[SweepEntry]:
     corpus, bindings = FLAGS.corpus, FLAGS.gin_bindings
     if FLAGS.text:
         corpus = corpus or configs_root() / CONFIG
@@ -138,7 +138,6 @@ def flagged_entries(folder: Path) -> list[SweepEntry]:
         tokens=FLAGS.tokens,
         tokens_per_step=FLAGS.tokens_per_step,
         lines=[f"{'+'.join(FLAGS.gin_file)} {FLAGS.grid}"] if FLAGS.grid else None,
-        begun={path.stem for path in (folder / CONFIGS).glob("*.gin")},
         search_paths=FLAGS.gin_search_paths,
     )
 

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +64,6 @@ def read_sweep(
     tokens: int | None,
     tokens_per_step: int | None = None,
     lines: Sequence[str] | None = None,
-    begun: Container[str] = (),
     search_paths: Sequence[str] = (),
 ) -> list[SweepEntry]:
     """Returns the entries of a file, one a line: gin files joined by `+`, and bindings after them.
@@ -135,7 +134,7 @@ def read_sweep(
             notes += [f"{config}: {note}" for note in shortened]
         settings = resolved(settings | of_all | macros)
         named.append((config, changes))
-        name, stands_for = file_name(config, changes, begun), {"config": config, "settings": paper}
+        name, stands_for = file_name(config, changes), {"config": config, "settings": paper}
         both = tuple(dict.fromkeys(imports + imports_of_flags))
         entries.append(SweepEntry(name, settings, stands_for, notes=notes, imports=both))
     if not entries:

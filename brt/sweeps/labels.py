@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 AS_CONFIGURED = "as configured"
@@ -15,19 +15,9 @@ LONGEST = 230
 """Characters of a file's name, of 255 with `-seed` and an ending."""
 
 
-def file_name(config: str, changes: Sequence[str], begun: Container[str] = ()) -> str:
-    """Returns the name of an entry's files: `quickstart-RecurrentCell.gate_lstm`.
-
-    Args:
-        begun: names of files that a folder has: brt 0.1.0 wrote nothing for an empty value.
-    """
-    former = _file_name(config, changes)
-    if former in begun:
-        return former
-    return _file_name(config, [re.sub(EMPTY, "empty", change) for change in changes])
-
-
-def _file_name(config, changes):
+def file_name(config: str, changes: Sequence[str]) -> str:
+    """Returns the name of an entry's files: `quickstart-RecurrentCell.gate_lstm`."""
+    changes = [re.sub(EMPTY, "empty", change) for change in changes]
     stems = [Path(file).stem for file in config.split("+")]
     name = "-".join([*stems, *(re.sub(r"[^\w.-]+", "_", change).strip("_") for change in changes)])
     if len(name) <= LONGEST:

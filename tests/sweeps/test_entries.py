@@ -305,13 +305,6 @@ def test_an_empty_value_is_seen_in_the_name_of_a_run():
     assert not plain.endswith("recurrent_layers") and recurrent.endswith("recurrent_layers_8")
 
 
-def test_a_sweep_begun_under_the_former_names_keeps_them():
-    former = "pg19_rec_fixed_skip-BlockRecurrentTransformer.recurrent_layers"
-    entries = a_grid(f"{NONE},(8,)", begun={former})
-    assert [entry.name for entry in entries] == [former, f"{former}_8"]
-    assert entries[0].trained_by == former
-
-
 @pytest.mark.parametrize(
     ("lines", "labels"),
     [

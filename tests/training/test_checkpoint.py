@@ -1,6 +1,5 @@
 """Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
 
-import json
 import shutil
 
 import jax
@@ -205,28 +204,6 @@ def test_a_fingerprint_sees_every_bit_and_every_place(shape):
         swapped[[0, 1]] = x[[1, 0]]
         assert fingerprints({"x": swapped}) != {"['x']": usual}
     assert fingerprints({"x": np.float32(0.0)}) != fingerprints({"x": np.float32(-0.0)})
-
-
-def former_fingerprint(x):
-    """Of brt 0.1.0, by integers of any size."""
-    weights = np.ones(x.shape, object)
-    for axis in np.indices(x.shape):
-        weights = weights * 2654435761 + 2 * axis.astype(object) + 1
-    bits = x.astype(np.uint8) if x.dtype == bool else x.view(f"uint{8 * x.itemsize}")
-    return int(np.sum(bits.astype(object) * weights)) % 2**32
-
-
-def test_checkpoints_of_brt_0_1_0_are_read_and_checked(tmp_path):
-    saved(tmp_path, 2, 4)
-    for step, error in ((2, 0), (4, 1)):
-        file = tmp_path / str(step) / "record" / "metadata"
-        record = json.loads(file.read_text())
-        record.pop("odd_weights")
-        for path, x in jax.tree_util.tree_leaves_with_path(make_state(step)):
-            record["fingerprints"][jax.tree_util.keystr(path)] = former_fingerprint(np.asarray(x))
-        record["fingerprints"][".params['begin_D']"] ^= error
-        file.write_text(json.dumps(record))
-    assert not differing(restored(tmp_path)[0], make_state(2))
 
 
 # Disks.

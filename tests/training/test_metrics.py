@@ -71,14 +71,11 @@ def test_skipped_steps_are_counted_and_left_out_of_the_means():
     assert report == without
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_mean_is_over_the_steps_that_report_it(is_old):
+def test_a_mean_is_over_the_steps_that_report_it():
     """Segments over devices report no metrics of the model; a resumed run may begin with them."""
     steps = [metrics(seed) for seed in range(3)]
     means = [step.means for step in steps]
     saved = filled(steps[:2]).sums
-    if is_old:  # as brt 0.1.0 saved them
-        saved = {name: x for name, x in saved.items() if not name.startswith("count/")}
     last = steps[2]._replace(means={"learning_rate": means[2]["learning_rate"]})
     report = filled([last], Interval(saved)).report()
     kept = (means[0]["layer1/kept"] + means[1]["layer1/kept"]) / 2

@@ -48,7 +48,6 @@ HEXADECIMAL = Rule(
 RECORD = Fields(
     {"fingerprints": dict[str, ManyFrom0]},
     {
-        "odd_weights": bool,
         "bindings": dict[str, str],
         "interval": dict[str, float],
         "goodput": dict[str, float],
@@ -58,7 +57,7 @@ RECORD = Fields(
         "content": str,
     },
 )
-"""The training loop adds the optional fields; odd_weights: `fingerprints`, missing in brt 0.1.0."""
+"""The training loop adds the optional fields."""
 
 
 class CheckpointError(RuntimeError):
@@ -129,7 +128,7 @@ class Checkpoints:
         # Copies: the record is written while the caller's changes, and Orbax has views of a CPU's
         # buffers, which the next step reuses. It copies those of other devices to the host before
         # `save` returns; another copy would be in the device's memory.
-        record = {**record, "fingerprints": fingerprints(state), "odd_weights": True}
+        record = {**record, "fingerprints": fingerprints(state)}
         record = copy.deepcopy(record)
         if all(device.platform == "cpu" for device in state.step.devices()):
             state = jax.tree.map(jnp.copy, state)
@@ -255,7 +254,7 @@ class Checkpoints:
             else None
             for name in TrainState._fields
         )
-        saved, found = record["fingerprints"], fingerprints(state, record.get("odd_weights", False))
+        saved, found = record["fingerprints"], fingerprints(state)
         bad = [name for name, value in found.items() if saved.get(name) != value]
         if bad:
             raise CheckpointError(f"the contents of {bad[:3]} are not what was written")

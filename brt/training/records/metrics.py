@@ -88,10 +88,6 @@ class Interval:
 
     def __init__(self, saved: dict | None = None):
         self.sums: dict[str, float] = dict(saved or {})
-        for name in [name for name in self.sums if name.startswith("mean/")]:
-            # Records of brt 0.1.0 have no counts.
-            finite = self.sums["steps"] - self.sums["skipped"]
-            self.sums.setdefault(_count_name(name), finite)
 
     def add(self, metrics: StepMetrics) -> None:
         values: dict[str, Any] = {
