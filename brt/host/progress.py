@@ -20,22 +20,6 @@ def say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-class _Bar(tqdm):
-    """A bar with a monotonic clock, since the machine's may be set back."""
-
-    monitor_interval = 0  # tqdm's thread reads the other clock
-    rate = 0.0
-
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self._time = time.monotonic
-        self.start_t = self.last_print_t = self._time()
-
-    @property
-    def format_dict(self):
-        return {**super().format_dict, "rate": self.rate}
-
-
 class Progress:
     """Progress of counted work, on stderr.
 
@@ -64,7 +48,7 @@ class Progress:
             with contextlib.suppress(OSError):
                 # A notebook keeps every state of the bar.
                 seconds = SECONDS if "JPY_PARENT_PID" in os.environ else 0.1
-                self.bar = _Bar(
+                self.bar = tqdm(
                     desc=printable(label),
                     file=plain(sys.stderr),
                     total=total,
@@ -82,7 +66,6 @@ class Progress:
             self.first = done, now
         if self.bar is not None:
             with contextlib.suppress(OSError):
-                self.bar.rate = self._rate(done, now)
                 if text is not None or speed:
                     self.bar.set_postfix_str(text or speed, refresh=False)
                 self.bar.update(done - self.bar.n)
@@ -94,12 +77,9 @@ class Progress:
         parts = [f"{self.label} {done:,}{total}", text or "", speed, self._left(done, now)]
         say("  ".join(part for part in parts if part))
 
-    def _rate(self, done, now):
-        first, begun = self.first or (done, now)
-        return (done - first) / max(now - begun, 1e-9)
-
     def _left(self, done, now):
-        rate = self._rate(done, now)
+        first, begun = self.first or (done, now)
+        rate = (done - first) / max(now - begun, 1e-9)
         if not rate:
             return ""
         if self.total is None:

@@ -1,11 +1,9 @@
 """Goodput: a run's time in training steps, and lost to each cause."""
 
 import contextlib
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from brt.training.records.run_folder import read_metrics
@@ -20,7 +18,7 @@ ELAPSED = "perf/elapsed"
 _seconds: defaultdict[str, float] = defaultdict(float)
 """Of this process, by cause."""
 _running: list[str] = []
-_loaded = time.time()
+_loaded = time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -36,16 +34,6 @@ def spent(cause: str) -> Iterator[None]:
             _seconds[cause] += time.perf_counter() - begun
 
 
-def process_began() -> float:
-    """Returns the start of this process (or of this module), in seconds since 1970."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-    except (AttributeError, IndexError, OSError, ValueError):
-        return _loaded
-
-
 class Goodput:
     """Time of a run, of all its processes.
 
@@ -57,14 +45,13 @@ class Goodput:
     _is_first = True
 
     def __init__(self, record: Mapping[str, Any], folder: str):
-        now = time.time()
-        began = process_began() if Goodput._is_first else now
+        now = time.perf_counter()
+        self._begun = _loaded if Goodput._is_first else now
         Goodput._is_first = False  # a later run of this process did not start with it
-        self._begun = time.perf_counter() - (now - began)
         self._before = dict(_seconds)
         self._steps = 0
         self._earlier = defaultdict(float, record.get("goodput") or {})
-        self._earlier["start"] += now - began
+        self._earlier["start"] += now - self._begun
         if saved := self._earlier["elapsed"]:
             reports = [line.get(ELAPSED, 0.0) for line in read_metrics(folder, [])]
             repeated = max(*reports, saved, 0.0) - saved
