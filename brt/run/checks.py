@@ -4,11 +4,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-import gin
 import jax
 from absl import logging
 
-from brt.bindings.registry import default
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.sources.base import Source, absolute
@@ -100,21 +98,15 @@ def check_memory(experiment: Experiment) -> None:
 def warn_of_warmup(experiment: Experiment) -> None:
     """Warns of a learning rate that still rises when the run ends."""
     steps = experiment.trainer.steps
-    for name in experiment.bindings:
-        if not name.endswith(".warmup_steps"):
-            continue
-        schedule = name.removesuffix(".warmup_steps")
-        bound = gin.get_bindings(schedule)  # no macro: its value
-        warmup_steps = bound.get("warmup_steps", default(name.rpartition("/")[2]))
-        if isinstance(warmup_steps, int | float) and warmup_steps >= steps:
-            logging.warning(
-                "The learning rate still rises when the run ends, as %s = %s is not below "
-                "Trainer.steps = %s; it ends at %.3g. Bind %s = %s (a tenth of the steps), or "
-                "raise Trainer.steps.",
-                name,
-                f"{warmup_steps:,}",
-                f"{steps:,}",
-                experiment.schedule(steps),
-                name,
-                max(steps // 10, 1),
-            )
+    asked = steps // 2, steps - 1, steps
+    middle, before, last = (float(experiment.schedule(step)) for step in asked)
+    # A warm-up adds last / steps with each step. If it ends where `linear` does, all rates are 0.
+    if last - before > last / (2 * steps) or not middle:
+        logging.warning(
+            "The learning rate still rises when the run ends; it ends at %.3g. Bind "
+            "%s.warmup_steps = %s (a tenth of the %s steps), or raise Trainer.steps.",
+            last,
+            experiment.trainer.schedule.__name__,
+            max(steps // 10, 1),
+            f"{steps:,}",
+        )
