@@ -103,7 +103,8 @@ def test_a_mixture_not_read_by_documents_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, *FURTHER])
 def test_every_header_command_trains_or_is_refused(name):
-    check(*(COMMANDS | FURTHER)[name])
+    experiment, _ = check(*(COMMANDS | FURTHER)[name])
+    jax.eval_shape(experiment.train_step, experiment.abstract_state(), experiment.abstract_batch())
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Processes of a run start only if they were started alike, and none waits for a lost one."""
 
-import importlib
 import json
 import os
 import re
@@ -57,20 +56,6 @@ def test_a_failed_collective_names_the_other_processes(monkeypatch, capsys, erro
     assert ("(UNKNOWN: Gloo" in text) == lost
     # An error that nobody wrote for a person is shown with its traceback.
     assert ("Traceback" in text) == (not lost and not isinstance(error, ValueError))
-
-
-@pytest.mark.parametrize(("allowed", "is_shown"), [("rates_that_fail", True), ("other", False)])
-def test_an_error_of_an_allowed_module_shows_its_line(monkeypatch, tmp_path, allowed, is_shown):
-    file = tmp_path / "rates_that_fail.py"
-    file.write_text("def rate():\n    return float('x')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError) as caught:
-        importlib.import_module("rates_that_fail").rate()
-    with flagsaver.flagsaver():
-        flags.FLAGS.mark_as_parsed()
-        flags.FLAGS.allow_imports = [allowed]
-        line = command_line._user_code(caught.value)
-    assert (f"line 2 of {file}" in line) == is_shown
 
 
 def test_each_difference_is_named_with_its_process():
