@@ -152,9 +152,9 @@ on_hosts() { # which hosts, then a command line; 0 is the first of the first sli
     for node in "${nodes[@]}"; do
         tpu tpu-vm ssh "$node" --worker="$1" --command="$2" &
         pids+=($!)
-        [ -z "$dry" ] || wait # so that commands are printed in order
+        [ -z "$dry" ] || { wait; pids=(); } # so that commands are printed in order
     done
-    for pid in "${pids[@]}"; do wait "$pid" || result=$?; done
+    for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || result=$?; done
     return "$result"
 }
 
