@@ -2,18 +2,14 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
-import time
 
 import pytest
 from paths import ROOT, SCRIPTS
-from tiny_run import build, records, train_here, write_config
 
 from brt.benchmarks import topologies
 
@@ -170,13 +166,7 @@ def test_a_slice_is_created_installed_prepared_and_deleted(stand_in, tmp_path):
 def test_several_slices_are_one_request_and_train_together(stand_in, tmp_path):
     done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND", "ACTIVE"], [0], "--slices=2")
     assert done.returncode == 0, done.stderr
-    found = calls(tmp_path)
-    (create,) = (call for call in found if "create" in call)
-    assert {"--node-count=2", "--node-prefix=pod", "--accelerator-type=v4-32"} <= set(create)
-    assert not any("--node-id" in word for word in create)
-    (plan,) = (call for call in found if "--dry_run" in call)
-    assert "--topology=2xv4-32" in plan
-    nodes = {}
+    found, nodes = calls(tmp_path), {}
     for call in found:
         if "ssh" in call:
             assert call[4] == "ssh"
@@ -191,17 +181,6 @@ def test_several_slices_are_one_request_and_train_together(stand_in, tmp_path):
     }
     assert [call[6] for call in found if "scp" in call] == ["pod-0:brt.tar", "pod-1:brt.tar"]
     assert sum("delete" in call for call in found) == 1
-
-
-def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
-    launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
-    lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]
-    _, _, prepare, train = (shlex.split(line) for line in lines)
-    (plan,) = (call for call in calls(tmp_path) if call[0] != "gcloud")
-    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
-    assert prepare[-len(GIN) :] == GIN and "--splits=train,validation" in prepare
-    assert train[-len(TRAINED) - 1 :] == ["--distributed", *TRAINED]
-    assert "scripts/tpu_job.sh" in lines[3]
 
 
 PREEMPTED = ["ACTIVE", "ACTIVE", "SUSPENDED", "NOT_FOUND", "PROVISIONING", "ACTIVE"]
@@ -261,31 +240,42 @@ def test_a_job_of_a_host_outlives_its_connection(tmp_path):
     assert again.returncode == 3 and again.stdout == "begun brt.train\n"
 
 
-def test_the_dry_mode_of_a_pod_prints_commands_and_runs_none(stand_in, tmp_path):
-    done = launch_tpu(stand_in, tmp_path, [], [], "--dry", "--spot")
-    assert done.returncode == 0 and calls(tmp_path) == []
+def planned(*options):
+    """The commands that the dry mode for a pod prints, and those of its hosts, as words."""
+    done = launch("launch_tpu_pod.sh", *TPU, *options, "--dry", "--", *TRAINED)
+    assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
-    heads = [" ".join(line[1:5]) for line in lines]
-    assert heads == [
-        "-m brt.train --dry_run --topology=v4-32",
-        heads[1],
-        "compute tpus queued-resources create",
-        "compute tpus tpu-vm scp",
-        *["compute tpus tpu-vm ssh"] * 3,
-        "compute tpus queued-resources delete",
-    ]
-    assert lines[1][:2] == ["git", "archive"]
-    assert shlex.split(lines[6][-2].removeprefix("--command="))[-len(TRAINED) :] == TRAINED
+    on_hosts = [shlex.split(line[-2].removeprefix("--command=")) for line in lines if "ssh" in line]
+    return lines, on_hosts
 
 
-@pytest.mark.parametrize("kind", ["v2-32", "v3-32", "v4-32", "v5litepod-64", "v5p-64", "v6e-64"])
-def test_a_pods_plan_knows_the_type_for_gcloud(kind):
-    done = launch("launch_tpu_pod.sh", *TPU, f"--type={kind}", "--dry", "--", *TRAINED)
-    lines = [shlex.split(line) for line in done.stdout.splitlines()]
-    (plan,) = (line for line in lines if "--dry_run" in line)
-    assert f"--accelerator-type={kind}" in next(line for line in lines if "create" in line)
+def test_flags_reach_the_hosts_of_a_pod_as_they_were_written(stand_in, tmp_path):
+    stand_in(gcloud=GCLOUD)
+    (plan, *_), (_, prepare, train) = planned("--no_plan")
+    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
+    assert prepare[-len(GIN) :] == GIN and "--splits=train,validation" in prepare
+    assert train[-len(TRAINED) - 1 :] == ["--distributed", *TRAINED]
+    assert "scripts/tpu_job.sh" in train[1] and not calls(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [
+        *[(kind, "tpu-ubuntu2204-base") for kind in ("v2-32", "v3-32", "v4-32")],
+        ("v5litepod-64", "v2-alpha-tpuv5-lite"),
+        ("v5p-64", "v2-alpha-tpuv5"),
+        ("v6e-64", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_a_pods_plan_and_software_are_of_its_type(kind, runtime):
+    (plan, *lines), (install, *_) = planned(f"--type={kind}", "--slices=2", "--python=3.13")
+    (create,) = (line for line in lines if "create" in line)
+    assert {f"--accelerator-type={kind}", f"--runtime-version={runtime}"} <= set(create)
+    assert {"--node-count=2", "--node-prefix=pod"} <= set(create)
+    assert not any("--node-id" in word for word in create)
     (asked,) = (word.partition("=")[2] for word in plan if word.startswith("--topology="))
-    assert topologies.find(asked).chips
+    assert asked.startswith("2x") and topologies.find(asked).chips
+    assert "uv venv -q --clear --python 3.13 .venv" in " ".join(install)
 
 
 def sent(tmp_path):
@@ -330,19 +320,6 @@ def test_nothing_is_asked_for_where_the_dry_run_fails(stand_in, tmp_path, monkey
     monkeypatch.setenv("STATUS", "1")
     done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options)
     assert done.returncode == 1 and verbs(tmp_path) == ["plan"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "runtime"), [("v4-32", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite")]
-)
-def test_hosts_have_the_software_of_their_type(stand_in, tmp_path, kind, runtime):
-    states = ["NOT_FOUND", "ACTIVE"]
-    launch_tpu(stand_in, tmp_path, states, [0], f"--type={kind}", "--python=3.13")
-    (create,) = (call for call in calls(tmp_path) if "create" in call)
-    assert f"--runtime-version={runtime}" in create and f"--accelerator-type={kind}" in create
-    (install,) = (call[-2] for call in calls(tmp_path) if "pip install" in call[-2])
-    assert "uv venv -q --clear --python 3.13 .venv" in install
-    assert "python3 -m venv" not in install
 
 
 @pytest.mark.parametrize(
@@ -422,15 +399,6 @@ def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path, m
     assert set(asked[:-1]) <= set(train) and "--partition=cpu" not in train
 
 
-def test_the_dry_mode_of_a_cluster_prints_commands_and_runs_none(stand_in, tmp_path):
-    stand_in(sbatch=SBATCH)
-    done = launch("launch_slurm.sh", "--dry", *OPTIONS, "--", *SHARED)
-    assert done.returncode == 0, done.stderr
-    lines = [shlex.split(line) for line in done.stdout.splitlines()]
-    assert [line[0] for line in lines][-2:] == ["sbatch", "sbatch"] and not calls(tmp_path)
-    assert lines[-1][-len(SHARED) :] == SHARED and "--dependency=afterok:JOB" in lines[-1]
-
-
 def test_flags_of_training_before_the_dashes_are_refused(stand_in, tmp_path):
     stand_in(sbatch=SBATCH)
     for arguments in ([*SHARED], [*OPTIONS, "--", *GIN]):
@@ -439,73 +407,27 @@ def test_flags_of_training_before_the_dashes_are_refused(stand_in, tmp_path):
 
 
 SRUN = """\
-#!/usr/bin/env python
-# Two tasks of one step, on this machine; signals are passed on, as Slurm does it.
-import os, signal, subprocess, sys
-tasks = []
-signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
-for number in range(2):
-    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-    own = {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
-    tasks.append(subprocess.Popen(sys.argv[1:], env=os.environ | step | own))
-sys.exit(max([abs(task.wait()) for task in tasks]))
+#!/usr/bin/env bash
+trap 'echo saved; exit 0' TERM
+echo "$@"
+[ -z "${STATUS:-}" ] || exit "$STATUS"
+while true; do sleep 0.05; done
 """
 
 
-def free_job():
-    """A job number whose port, which JAX derives from it, is free."""
-    for job in range(os.getpid() % 4000, 10**6):
-        with socket.socket() as found:
-            try:
-                found.bind(("localhost", job % 2**12 + (65535 - 2**12 + 1)))
-            except OSError:
-                continue
-            return job
-    pytest.fail("no port is free")
-
-
-@pytest.mark.slow
-def test_processes_save_at_the_signal_and_are_queued_again(stand_in, tmp_path, monkeypatch):
-    """The job's script and `brt.train --distributed`, which finds the other process by itself."""
-    more = ("Trainer.steps = 160", "Trainer.log_every = 20", "CheckpointPolicy.every = 1000")
-    (texts := tmp_path / "texts_of").mkdir()
-    tiny = build(write_config(texts, *more))
-    straight = train_here(tiny, tmp_path / "straight")
+def test_a_job_that_is_told_to_end_waits_and_is_queued_again(stand_in, tmp_path, monkeypatch):
     stand_in(srun=SRUN, scontrol=RECORDER)
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]),
-        "PYTHON": sys.executable,
-        "SLURM_JOB_ID": str(free_job()),
-        "SLURM_SUBMIT_DIR": str(ROOT),
-    }
+    for name, value in (("PYTHON", "python"), ("SLURM_JOB_ID", "7"), ("SLURM_SUBMIT_DIR", ROOT)):
+        monkeypatch.setenv(name, str(value))
     command = ["bash", str(SCRIPTS / "slurm_job.sh"), "brt.train", "--distributed"]
-    command += [f"--gin_file={tiny.path}", f"--workdir={tmp_path / 'run'}"]
-
-    def begin():
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    job = begin()
-    until = time.monotonic() + 120
-    while not records(tmp_path / "run") and job.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    job.terminate()
-    output = job.communicate(timeout=120)[0]
-    assert job.returncode == 0, output
-    assert calls(tmp_path) == [["scontrol", "requeue", environment["SLURM_JOB_ID"]]]
-    assert "Asked to stop" in output
-    environment["SLURM_JOB_ID"] = str(free_job())
-    job = begin()
-    output = job.communicate(timeout=200)[0]
-    assert job.returncode == 0, output
-    assert "Resuming in" in output and len(calls(tmp_path)) == 1
-    with open(tmp_path / "run" / "environment.json") as file:
-        assert json.load(file)["processes"] == 2
-    ours, theirs = records(tmp_path / "run"), records(straight.folder.path)
-    assert [r["data/ledger"] for r in ours] == [r["data/ledger"] for r in theirs]
-    assert ours[-1]["train/loss"] == pytest.approx(theirs[-1]["train/loss"], rel=1e-2)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "python -m brt.train --distributed\n"
+        job.terminate()
+        assert job.stdout.read() == "saved\n" and job.wait(60) == 0
+    assert calls(tmp_path) == [["scontrol", "requeue", "7"]]
+    monkeypatch.setenv("STATUS", "3")
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 3
+    assert len(calls(tmp_path)) == 1
 
 
 ANY_PYTHON = """\
