@@ -6,7 +6,6 @@ import time
 import pytest
 from tiny_run import build, records, train_here, write_config
 
-from brt.run.loop import NonFiniteLoss
 from brt.training.records import alerts
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.run_folder import read_metrics
@@ -116,15 +115,3 @@ def test_alerts_stand_in_the_records_and_change_no_other_number(
     assert [record["alert/dead_state"] for record in read_metrics(tmp_path / "run")] == [1.0] * 3
     assert caplog.text.count("layer0/state_share is") == 1
     assert records(tmp_path / "run") == records(tmp_path / "before")
-
-
-def test_a_loss_that_is_not_finite_is_marked_before_the_run_ends(tiny, tmp_path):
-    def spoil(step, state, batch):
-        if step == 4:
-            weights = batch.weights_KBT.at[0, 0, 0].set(float("nan"))
-            batch = batch._replace(weights_KBT=weights)
-        return state, batch
-
-    with pytest.raises(NonFiniteLoss):
-        train_here(tiny, tmp_path / "run", hook=spoil)
-    assert read_metrics(tmp_path / "run")[-1] == {"step": 4, "alert/not_finite": 1.0}

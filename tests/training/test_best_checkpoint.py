@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import signal
 
-import fsspec
 import gin
 import jax
 import pytest
@@ -23,7 +21,6 @@ from tiny_run import (
 )
 
 from brt import evaluate, generate, train
-from brt.evaluation.segment_reader import SegmentReader
 from brt.model_folder import load_run
 from brt.reporting.run_tables import evaluations, overview
 from brt.reporting.runs import Run
@@ -209,27 +206,6 @@ def test_a_run_killed_around_an_evaluation_ends_early_alike(
     assert_same_end(train_here(patient, tmp_path), early)
 
 
-def test_a_run_stopped_during_an_evaluation_ends_early_alike(patient, early, tmp_path, monkeypatch):
-    read, seen = SegmentReader.read, []
-
-    def interrupted(self, *arguments, **options):
-        for one in read(self, *arguments, **options):
-            seen.append(one)
-            if len(seen) == 8:  # in the last evaluation
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield one
-
-    monkeypatch.setattr(SegmentReader, "read", interrupted)
-    assert not train_here(patient, tmp_path).done
-    run = train_here(patient, tmp_path)
-    assert_same_run(run, early)
-    assert records(tmp_path, *KEPT) == records(early.folder.path, *KEPT)
-    assert (
-        run.evaluation.best == early.evaluation.best
-        and run.evaluation.best.step in run.checkpoints.steps()
-    )
-
-
 # Stopped early.
 
 
@@ -303,24 +279,6 @@ def test_a_damaged_best_checkpoint_is_not_replaced_by_another(early, tmp_path):
     with pytest.raises(CheckpointError, match=r"Checkpoint 4 .*6"):
         load_run(str(tmp_path))
     assert load_run(str(tmp_path), step="newest")[2] == 6
-
-
-# Elsewhere.
-
-
-@pytest.mark.usefixtures("one_bucket")
-def test_a_run_in_a_bucket_has_the_same_best(patient, early):
-    run = train_here(patient, "memory://test-best/run", stop_after=5)
-    assert run.checkpoints.steps() == [4, 5]
-    run = train_here(patient, "memory://test-best/run")
-    assert_same_end(run, early)
-    assert load_run(run.folder.path)[2] == 4
-
-
-@pytest.fixture
-def one_bucket():
-    yield
-    fsspec.filesystem("memory").store.clear()
 
 
 # Settings.
