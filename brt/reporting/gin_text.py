@@ -54,7 +54,8 @@ def read_gin_file(
     search_paths: Sequence[str] = (),
 ) -> dict[str, Any]:
     if not is_remote(path):
-        files = (pathlib.Path(folder, path) for folder in ("", *gin_folders(), *search_paths))
+        folders = ["", *map(str, gin_folders()), *search_paths]
+        files = (pathlib.Path(folder, path) for folder in folders)
         path = next(filter(os.path.lexists, files), ROOT / path)
     try:
         return read_gin(gin_text(path), imports, search_paths)

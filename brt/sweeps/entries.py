@@ -42,7 +42,7 @@ class SweepEntry(NamedTuple):
 
 def find_file(name: str, path: str | Path = "", search_paths: Sequence[str] = ()) -> Path:
     """Returns a file, looked up next to the list that names the file, then as --gin_file is."""
-    folders = ["", *gin_folders(), *search_paths]
+    folders: list[str | Path] = ["", *gin_folders(), *search_paths]
     if path:
         folders.insert(0, Path(path).parent)
     found = next((file for f in folders if (file := Path(f, name)).is_file()), None)
