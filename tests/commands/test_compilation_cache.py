@@ -42,7 +42,7 @@ def compiled_sine(x):
 
 @pytest.mark.parametrize("kept", [0, 1, 0.5, -1])
 def test_a_truncated_entry_is_compiled_again(tmp_path, monkeypatch, kept):
-    """kept: bytes, or a share of them."""
+    """kept: bytes, or a share of the entry."""
     monkeypatch.setattr(compilation_cache, "LEAST_SECONDS", 0.0)
     compilation_cache.use(str(tmp_path))
     compiled_sine(1.0)

@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_put_aside_in_the_bucket(tiny, straight, caplog)
     train_here(tiny, RUN, stop_after=4)
     RemotePath(f"{RUN}/checkpoints/4/record/metadata").write_text("{")
     run = train_here(tiny, RUN)
-    assert run.start == 2 and "checkpoints/4" in caplog.text
+    assert run.start == 2 and f"Checkpoint 4 in {RUN}/checkpoints" in caplog.text
     assert names(f"{RUN}/checkpoints/aside") == ["4-unreadable"]
     moved = RemotePath(f"{RUN}/checkpoints/aside/4-unreadable")
     assert (moved / "record/metadata").read_text() == "{"
