@@ -21,7 +21,6 @@ from brt.bindings.read_bindings import check_all_read, read_bindings
 from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import verify_when_read
 from brt.data.streams.batch import Batch, Segment, document_segments
 from brt.models.contract import check_caches
 from brt.models.model import Model
@@ -200,11 +199,13 @@ class Experiment:
         check_divisible(mesh, rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """Returns the token store of a split, verified when read; refuses a vocabulary that does
-        not fit.
+        """Returns the token store of a split, a small one read whole; refuses a vocabulary that
+        does not fit.
         """
         store = self.trainer.corpus.open(split)
-        verify_when_read(store)
+        for part in store.stores if isinstance(store, MixedStore) else [store]:
+            if part.is_small:
+                part.read_all()
         size = store.manifest["vocabulary"]["size"]
         check_size(self.model, size, f"The vocabulary of {store.folder}")
         check_classes(self.model, store)

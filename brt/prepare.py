@@ -23,10 +23,8 @@ from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
 from brt.data.stores.distributed import BeamRunner
-from brt.data.stores.inspection import describe, document_ends
+from brt.data.stores.inspection import describe, document_ends, verify
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import verify
-from brt.data.streams.ids import check_store
 from brt.data.text_flag import define_text
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary, named_vocabulary
@@ -164,7 +162,6 @@ def inspect(store: TokenStore, document: str | None) -> None:
     else:
         print(document_ends(store, document, vocabulary_of(store)), flush=True)
     verify(store)
-    check_store(store)
     print("verified: the files are those the manifest describes")
 
 

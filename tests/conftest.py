@@ -8,7 +8,6 @@ from pathlib import Path
 from paths import ROOT
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("BRT_VERIFIED", "")
 # Every compiled program, however small, is cached for other tests and processes.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/brt/tests"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

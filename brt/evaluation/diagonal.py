@@ -88,7 +88,6 @@ class _Together(Stream):
     def __init__(self, inner: EvaluationPass, together: int):
         super().__init__(inner.store, inner.rows, inner.segment_length, together)
         self.inner = inner
-        self.targets_are_tokens = inner.targets_are_tokens
 
     def _read(self, step: int, rows: range) -> Batch:
         steps = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)

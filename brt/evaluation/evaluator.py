@@ -10,7 +10,6 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.ids import check_store
 from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
@@ -58,7 +57,6 @@ class Evaluator:
         if not experiment.trainer.eval_every:
             return None
         store = experiment.open_store(experiment.evaluation.split)
-        check_store(store, small_alone=True)  # now, not hours later; batches are checked, too
         return cls(experiment, store, mesh)
 
     def run(

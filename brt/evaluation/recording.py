@@ -18,8 +18,8 @@ import numpy as np
 from brt.checks import Count, CountFrom0, Many, Name
 from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import VOCABULARY, TokenStore
-from brt.data.stores.verification import check_hashes, once
 from brt.storage.file_parts import FileArray
+from brt.storage.hashes import check_hash
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import is_remote
 from brt.storage.regular_files import check_inside, check_size
@@ -109,8 +109,8 @@ class Recording:
         again = f"delete {self.folder} and record again"
         if hashes.keys() != set(NAMES):
             raise DamagedFile(f"{self.folder}/manifest.json has hashes of other files: {again}.")
-        names = ("manifest.json", *NAMES)
-        once(self.folder, names, lambda: check_hashes(self.folder, hashes, again))
+        for name, expected in hashes.items():
+            check_hash(self.folder / name, expected, again)
 
     def _read(self, name):
         count = self.manifest["documents" if name == "done" else "tokens"]

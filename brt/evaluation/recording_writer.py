@@ -18,10 +18,10 @@ from jax.experimental import multihost_utils
 from brt.data.mixture import MixedStore
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import hashes_of
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
 from brt.evaluation.segment_reader import SegmentReader
+from brt.storage.hashes import hashes_of
 from brt.storage.paths import RemotePath, download, is_remote, upload
 from brt.storage.replaced_files import naming, new_file, replace_json
 from brt.storage.scratch import scratch_folder

@@ -15,7 +15,6 @@ import numpy as np
 
 from brt.checks import Count, configurable
 from brt.data.streams.documents import DocumentPass
-from brt.data.streams.ids import check_ids
 from brt.data.streams.samples import SamplePass
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.words import token_texts
@@ -79,7 +78,6 @@ class Attention(Study):
             whole_B = _whole(stream, run, step, documents_B, offsets_B)
             mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
             batch = stream.batch(step)
-            check_ids(batch, run.store)
             full_B, map_LHXJ = reader.read(batch.segment(0), whole_B, mapped_B.astype(np.float32))
             totals[step % classes] = totals[step % classes] + map_LHXJ
             counts[step % classes] += mapped_B.sum()

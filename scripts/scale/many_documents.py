@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from brt.data.sources.base import Document
+from brt.data.stores.inspection import verify
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import verify
 from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 

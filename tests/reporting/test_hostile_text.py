@@ -11,6 +11,7 @@ import pytest
 from browser import open_page
 from fabricated_recordings import make_store
 from fabricated_runs import add_recording, make_run
+from stores import rehash
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 
@@ -72,6 +73,7 @@ def page(tmp_path_factory):
     lines = path.read_text().splitlines()
     titled = [json.loads(line) | {"title": HOSTILE[n]} for n, line in enumerate(lines)]
     path.write_text("".join(json.dumps(t) + "\n" for t in titled))
+    rehash(store.folder)
     evaluation = dict(loss=1.0, cleared_loss=1.2, bits_per_token=1.4, bits_per_character=2.0)
     evaluation |= {"given": list(HOSTILE), "caveat": HOSTILE[1]}
     runs = []

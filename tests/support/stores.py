@@ -1,6 +1,7 @@
 """Small token stores in which no id occurs twice, so that an id identifies its position."""
 
 import itertools
+import json
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
 from brt.data.vocabularies.base import BEGIN, Vocabulary
+from brt.storage.hashes import hashes_of
 
 W, N = 4, 12
 RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
@@ -53,6 +55,14 @@ def make_store(
     ]
     write_store(folder, documents, Ids(), {}, quiet=True, shard_bytes=shard_bytes)
     return TokenStore(folder)
+
+
+def rehash(folder):
+    """Replaces the hashes in a store's manifest by those of its files."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["hashes"] = hashes_of(folder, manifest["hashes"])
+    path.write_text(json.dumps(manifest))
 
 
 def same(first, second):

@@ -29,7 +29,6 @@ class Watched:
         self.store, self.rows = stream.store, stream.rows
         self.segment_length = stream.segment_length
         self.segments_per_step = stream.segments_per_step
-        self.targets_are_tokens = stream.targets_are_tokens
 
     def batch(self, step, first_row, num_rows):
         assert threading.current_thread() is not threading.main_thread()

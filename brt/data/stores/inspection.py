@@ -1,12 +1,13 @@
-"""Describes a token store: `brt.prepare --inspect`."""
+"""Describes and verifies a token store: `brt.prepare --inspect`."""
 
 from itertools import islice
 
 import numpy as np
 
-from brt.data.stores.token_store import TokenStore
+from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.host.terminal import printable
+from brt.storage.json_files import DamagedFile
 
 LISTED = 10
 
@@ -42,6 +43,27 @@ def describe(store: TokenStore) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {printable(str(value))}" for name, value in rows]
     return "\n".join([*lines, "", *_document_table(store)])
+
+
+def verify(store: TokenStore) -> None:
+    """Compares all files of a store with its manifest, and with one another.
+
+    Raises:
+        DamagedFile: a file is another one.
+    """
+    store.read_all()
+    lengths = []
+    counts = dict.fromkeys(COLUMNS, 0)
+    for entry in store.entries():
+        lengths.append(entry["tokens"])
+        for name in COLUMNS:
+            counts[name] += entry[name]
+    fits = lengths == store.lengths_D.tolist()
+    if not fits or any(store.manifest[name] != count for name, count in counts.items()):
+        raise DamagedFile(
+            f"{store.folder}/manifest.json is damaged, as its counts are not those of the "
+            f"documents: {HOW_TO_REPEAT}."
+        )
 
 
 def document_ends(store: TokenStore, document: str, vocabulary: Vocabulary | None) -> str:

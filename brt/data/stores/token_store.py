@@ -3,32 +3,35 @@
 Files are not mapped: a truncated one would end the process by SIGBUS.
 """
 
-import functools
 import os
-import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from brt.checks import Count, CountFrom0, Many, ManyFrom0
+from brt.checks import Count, CountFrom0, Many, ManyFrom0, OneOf
 from brt.data.stores.joined_array import JoinedArray
-from brt.data.stores.layout import DTYPES, FORMAT, OFFSET, SHARDS, WEIGHT, files_of, shard_name
-from brt.data.stores.store_cache import compare, copies_tokens, fetch, local_copy
+from brt.data.stores.layout import DTYPES, FORMAT, SHARDS, WEIGHT, files_of, shard_name
+from brt.data.stores.store_cache import copies_tokens, fetch, local_copy
 from brt.host.progress import reported
 from brt.storage.file_parts import FileArray
+from brt.storage.hashes import check_hash
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
-from brt.storage.paths import AnyPath, as_path
-from brt.storage.regular_files import check_inside, check_size, open_regular
+from brt.storage.paths import AnyPath, RemotePath, as_path
+from brt.storage.regular_files import check_inside, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
+COPY_AGAIN = (
+    "it was a copy of {}, and is removed. Run the same command again, and if that does not help, "
+    "prepare the store again"
+)
 
 SMALL = 2**30
-"""Most bytes of tokens and weights of a store that is copied and compared as a whole."""
+"""Most bytes of tokens and weights of a store that a run reads whole before it starts."""
 
 SHOWN_AFTER = 3.0
-"""Seconds of copying and comparing before a live bar appears."""
+"""Seconds of reading before a live bar appears."""
 
 VOCABULARY = Fields(
     {"name": str, "size": Count, "fingerprint": str},
@@ -39,7 +42,7 @@ MANIFEST = Fields(
         "source": dict,
         "source_hash": str,
         "vocabulary": VOCABULARY,
-        "dtype": str,
+        "dtype": Annotated[str, OneOf(DTYPES)],
         "weighted": bool,
         **dict.fromkeys(("documents", "tokens"), Many),
         **dict.fromkeys(("bytes", "words", "characters"), ManyFrom0),
@@ -58,11 +61,11 @@ DOCUMENT = Fields(
 class TokenStore:
     """A token store, open for reading.
 
+    Each file is compared with its hash in the manifest when it is first read (`file`).
+
     Attributes:
         folder: path of the store, on a disk or in a bucket.
         files: folder of its files: the store itself, or this host's copy.
-        check: called with a file's name before the file is first read; for a bucket, it copies the
-            file and compares the hash.
         lengths_D: tokens of each document, int64 (documents,).
         all_tokens, all_weights: ids and float32 loss weights of all documents, (num_tokens,), to be
             sliced; no weights if they are all 1.
@@ -70,34 +73,23 @@ class TokenStore:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder: AnyPath = as_path(folder)
-        self.files: AnyPath
-        self.check: Callable[[str], None] | None = None
-        if isinstance(self.folder, Path):
-            files = self.files = self.folder
-            self.manifest = read_manifest(files)
-            check_inside(files, ("offsets.npy", *files_of(self.manifest)))
-            self._check_sizes()
-        else:
-            files = self.files = local_copy(self.folder)
-            self.manifest = read_manifest(files)
-            hashes = self.manifest["hashes"]
-            if copies_tokens():
-                self.check = functools.partial(fetch, self.folder, self.files, hashes)
-            else:
-                self.check = functools.cache(functools.partial(compare, self.folder, hashes))
-                self.files = self.folder
-            if self.is_small:
-                self.read_all()
-        self._offsets = _read_offsets(files, self.manifest)
+        self.files: AnyPath = self.folder
+        if isinstance(self.folder, RemotePath) and copies_tokens():
+            self.files = local_copy(self.folder)
+        self.manifest = read_manifest(self.files)
+        if isinstance(self.files, Path):
+            check_inside(self.files, self.manifest["hashes"])
+        self._checked: set[str] = set()
+        self._offsets = self._read_offsets()
         self.all_tokens = self._array("tokens.bin", DTYPES[self.manifest["dtype"]])
-        self.has_weights = self.manifest["weighted"]
+        self.has_weights = any(shard["weighted"] for shard in self.manifest["shards"])
         self.all_weights = self._array("weights.bin", WEIGHT) if self.has_weights else None
         self.lengths_D = np.diff(self._offsets)
 
     @property
     def is_small(self) -> bool:
-        """Whether all files are copied and compared at once, not at their first use."""
-        item = DTYPES[self.manifest["dtype"]].itemsize + WEIGHT.itemsize * self.manifest["weighted"]
+        """Whether a run reads all files before it starts, not at their first use."""
+        item = DTYPES[self.manifest["dtype"]].itemsize + WEIGHT.itemsize * self.has_weights
         return self.manifest["tokens"] * item <= SMALL
 
     def read_all(self) -> None:
@@ -107,9 +99,26 @@ class TokenStore:
             self.file(name)
 
     def file(self, name: str) -> AnyPath:
-        if self.check is not None:
-            self.check(name)
-        return self.files / name
+        """Returns the path of a file; at its first use, copies it from a bucket and compares its
+        hash.
+
+        Raises:
+            DamagedFile: the file has another hash.
+        """
+        path = self.files / name
+        if name not in self._checked:
+            advice = HOW_TO_REPEAT
+            if isinstance(self.folder, RemotePath) and isinstance(self.files, Path):
+                fetch(self.folder, self.files, name)
+                advice = COPY_AGAIN.format(self.folder)
+            try:
+                check_hash(path, self.manifest["hashes"][name], advice)
+            except DamagedFile:
+                if self.files != self.folder:
+                    path.unlink(missing_ok=True)
+                raise
+            self._checked.add(name)
+        return path
 
     @property
     def shard_documents(self) -> np.ndarray:
@@ -154,19 +163,23 @@ class TokenStore:
             if name == "weights.bin" and not shard["weighted"]:
                 return np.broadcast_to(dtype.type(1), shard["tokens"])
             path = self.file(f"{shard_name(number)}/{name}")
-            check_size(path, shard["tokens"] * dtype.itemsize, HOW_TO_REPEAT)
             return FileArray(path, dtype, f"If it was not brt that did, {HOW_TO_REPEAT}.")
 
         return JoinedArray([shard["tokens"] for shard in shards], dtype, array)
 
-    def _check_sizes(self) -> None:
-        size = DTYPES[self.manifest["dtype"]].itemsize
-        for number, shard in enumerate(self.manifest["shards"]):
-            folder = self.files / shard_name(number)
-            check_size(folder / "tokens.bin", shard["tokens"] * size, HOW_TO_REPEAT)
-            if shard["weighted"]:
-                weights = shard["tokens"] * WEIGHT.itemsize
-                check_size(folder / "weights.bin", weights, HOW_TO_REPEAT)
+    def _read_offsets(self) -> np.ndarray:
+        with open_regular(self.file("offsets.npy")) as file:
+            offsets = np.lib.format.read_array(file, allow_pickle=False)
+        documents = self.shard_documents
+        tokens = np.cumsum([0, *(shard["tokens"] for shard in self.manifest["shards"])])
+        counts = self.manifest["documents"], self.manifest["tokens"]
+        fits = (documents[-1], tokens[-1]) == counts == (len(offsets) - 1, offsets[-1])
+        if not fits or not np.array_equal(offsets[documents], tokens):
+            raise DamagedFile(
+                f"{self.files}/manifest.json is damaged, as its counts are not those of "
+                f"offsets.npy: {HOW_TO_REPEAT}."
+            )
+        return offsets
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
@@ -180,7 +193,7 @@ class TokenStore:
         return slice(start, end if stop is None else max(start, min(first + stop, end)))
 
 
-def read_manifest(folder: Path) -> dict:
+def read_manifest(folder: AnyPath) -> dict:
     if not folder.is_dir():
         raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"
@@ -198,38 +211,8 @@ def read_manifest(folder: Path) -> dict:
             f"{FORMAT}: {HOW_TO_REPEAT}."
         )
     wrong = misfit(MANIFEST, manifest)
-    shards = [] if wrong else manifest["shards"]
-    for name in ("documents", "tokens"):
-        if not wrong and sum(shard[name] for shard in shards) != manifest[name]:
-            wrong = f"its shards have another number of {name}"
-    if not wrong and any(shard["weighted"] for shard in shards) != manifest["weighted"]:
-        wrong = "weighted is not that of its shards"
-    if not wrong and manifest["dtype"] not in DTYPES:
-        wrong = f"dtype = {manifest['dtype']!r} is none of {', '.join(DTYPES)}"
+    if not wrong and manifest["hashes"].keys() != {"offsets.npy", *files_of(manifest)}:
+        wrong = "its hashes are not those of the files of its shards"
     if wrong:
         raise DamagedFile(f"{path} is damaged, as {wrong}: {HOW_TO_REPEAT}.")
     return manifest
-
-
-def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
-    path = folder / "offsets.npy"
-    count = manifest["documents"] + 1
-    try:
-        with open_regular(path) as file:
-            # Checks the header first: its shape may need more memory than there is.
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version of the format")
-            header = np.lib.format.read_array_header_1_0(file)
-            data = file.read((count + 1) * OFFSET.itemsize)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} has no offsets.npy: {HOW_TO_REPEAT}.") from None
-    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): {HOW_TO_REPEAT}.") from None
-    fits = header == ((count,), False, OFFSET) and len(data) == count * OFFSET.itemsize
-    offsets = np.frombuffer(data, OFFSET) if fits else np.zeros(1)
-    if offsets[0] != 0 or offsets[-1] != manifest["tokens"] or np.any(np.diff(offsets) < 1):
-        raise ValueError(
-            f"{path} does not describe {manifest['documents']} documents with "
-            f"{manifest['tokens']} tokens, as the manifest says: {HOW_TO_REPEAT}."
-        )
-    return offsets

@@ -22,12 +22,10 @@ class Stream(abc.ABC):
         seed: of the assignment of documents to batch elements and of every shuffle.
 
     Attributes:
-        targets_are_tokens: whether the targets are the next tokens of the store.
         row_segments_B: segments of each batch element in one epoch, int64 (rows,), rounded up;
             undefined for evaluation, mixtures and `RereadStream`.
     """
 
-    targets_are_tokens: bool = True
     store: TokenStore | MixedStore
     row_segments_B: np.ndarray
 
@@ -102,7 +100,6 @@ class _WithEmptyRows(EvaluationPass):
         super().__init__(inner.store, rows, inner.segment_length)
         self.inner = inner
         self.num_steps = inner.num_steps
-        self.targets_are_tokens = inner.targets_are_tokens
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(1, len(rows), self.segment_length)

@@ -180,7 +180,6 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
 
 
 class LabelledStream(DocumentPerStep):
-    targets_are_tokens = False
     store: TokenStore
     order_key = 5
 
@@ -216,7 +215,6 @@ class LabelledStream(DocumentPerStep):
 class LabelledPass(EvaluationPass):
     """One pass of evaluation: every document once, with its last segment scored."""
 
-    targets_are_tokens = False
     store: TokenStore
 
     def __init__(

@@ -15,10 +15,10 @@ from paths import ROOT
 from brt.data.corpus import StoreMissing
 from brt.data.sources.files import TextFiles
 from brt.data.stores.distributed import make_shard, packed
+from brt.data.stores.inspection import verify
 from brt.data.stores.layout import NOTE
 from brt.data.stores.own_folders import claim
 from brt.data.stores.shards import ListedDocuments, ShardMaker
-from brt.data.stores.verification import verify
 from brt.data.stores.writer import ShardWriter
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.storage.paths import RemotePath, StorageError

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from stores import rehash
 from tiny_run import command
 
 from brt import prepare
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
 from brt.data.stores.inspection import LISTED, describe, document_ends
+from brt.data.stores.token_store import TokenStore
 from brt.data.tasks.mqar import MultiQueryRecall
 
 
@@ -67,6 +69,8 @@ def test_titles_of_others_change_nothing_on_a_terminal(store):
     for number, title in enumerate(titles):
         lines[number] = json.dumps(json.loads(lines[number]) | {"title": title})
     path.write_text("\n".join(lines) + "\n")
+    rehash(store.folder)
+    store = TokenStore(store.folder)
     store.manifest["vocabulary"]["name"] = "\x1b[2Jx"
     shown = describe(store)
     assert all(c.isprintable() or c == "\n" for c in shown) and "é" in shown
