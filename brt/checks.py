@@ -67,7 +67,7 @@ class Rule(NamedTuple):
 
     def _checked(self, value):
         if not self.holds(value):
-            raise ValueError
+            raise ValueError(f"must be {self.description}")
         return value
 
 

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import Strict
+
 from brt.bindings.registry import declarations
 from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, Rule, allows, words_for
 from brt.reporting.gin_text import Reference
@@ -45,7 +47,7 @@ SERIES = Fields(
 MAP = Fields(
     {
         **dict.fromkeys(("array", "title", "caption", "x_label", "y_label"), str),
-        **dict.fromkeys(("x_ends", "y_ends"), tuple[Finite, Finite]),
+        **dict.fromkeys(("x_ends", "y_ends"), Annotated[tuple[Finite, Finite], Strict(False)]),
         **dict.fromkeys(("x_borders", "y_borders"), list[Finite]),
     },
     {"marked": list[Finite], "x_values": list[Finite], "y_values": list[Finite], "most": Finite},
@@ -71,7 +73,9 @@ STUDY = Fields(
         "numbers": dict[str, Number | None],
         "series": [SERIES],
         "excerpts": [EXCERPT],
-        "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
+        "texts": [
+            Fields({}, {"title": str, "parts": list[Annotated[tuple[str, bool], Strict(False)]]})
+        ],
         "table": list[dict],
         "maps": [MAP],
         "arrays": Annotated[str, FILE_NAME],
@@ -107,8 +111,8 @@ def read_study(path: Path) -> dict[str, Any]:
         if errors is not None and len(errors) != len(series["y"]):
             raise _damaged(path, f"series[{number}] has no error for each y")
     for number, row in enumerate(content.get("table", ())):
-        if wrong := misfit(Fields({}, dict.fromkeys(row, SCALAR)), row, f"table[{number}]"):
-            raise _damaged(path, wrong)
+        if wrong := misfit(Fields({}, dict.fromkeys(row, SCALAR)), row):
+            raise _damaged(path, f"table[{number}] has {wrong}")
     if "gains" in content:
         side = len(content.get("contexts", ()))
         for name, lines in content["gains"].items():

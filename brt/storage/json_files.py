@@ -5,13 +5,14 @@ import functools
 import json
 import os
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
-from brt.checks import STRICT, form, words_for
+from brt.checks import STRICT, Text
 from brt.storage.regular_files import open_regular, read_bytes
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -27,15 +28,12 @@ class DamagedFile(ValueError):
 class Fields:
     """A JSON object with at least these fields.
 
-    required, optional: the type of each field: an annotation of `brt.checks`, `Fields`, or
+    required, optional: the type of each field: an annotation for pydantic, `Fields`, or
         `[Fields(...)]` for a list of objects.
     """
 
     required: Mapping[str, Any]
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Any:
-        return {**self.optional, **self.required}[name]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         fields = {
@@ -54,7 +52,9 @@ def _form(expected):
         return Annotated[dict, expected]
     if isinstance(expected, list):
         return list[_form(expected[0])]  # type: ignore[misc]
-    return form(expected)
+    if typing.get_origin(expected) is dict:
+        return dict[Text, _form(typing.get_args(expected)[1])]  # type: ignore[misc]
+    return Text if expected is str else expected
 
 
 @functools.lru_cache(maxsize=256)
@@ -63,14 +63,13 @@ def _adapter(expected):
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = MOST_BYTES) -> Any:
-    """Returns the content of a JSON file, or raises `DamagedFile`, also for a duplicate field.
+    """Returns the content of a JSON file, or raises `DamagedFile`.
 
     Args:
         advice: remedy for a damaged file, as in "prepare it again".
         most: bytes of the largest file on a disk that is read.
     """
-    data = read_bytes(path, most)
-    return parse_json(data, expected, os.fspath(path), advice, _unique)
+    return parse_json(read_bytes(path, most), expected, os.fspath(path), advice)
 
 
 def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iterator[Any]:
@@ -80,22 +79,10 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
             yield parse_json(line, expected, f"line {number:,} of {os.fspath(path)}", advice)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!a:.{SHOWN}} is in it twice")
-    return content
-
-
-def parse_json(data: bytes | str, expected: Any, where: str, advice: str, hook: Any = None) -> Any:
-    """Returns the content of a JSON text from `where`; other arguments as of `read_json`.
-
-    hook: makes the value of an object from its pairs.
-    """
+def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any:
+    """Returns the content of a JSON text from `where`; other arguments as of `read_json`."""
     try:
-        content = json.loads(data, object_pairs_hook=hook)
+        content = json.loads(data)
         wrong = misfit(expected, content)
     except UnicodeDecodeError:
         wrong = "it is not UTF-8 text"
@@ -108,7 +95,7 @@ def parse_json(data: bytes | str, expected: Any, where: str, advice: str, hook: 
     return content
 
 
-def misfit(expected: Any, value: Any, name: str = "") -> str:
+def misfit(expected: Any, value: Any) -> str:
     """Returns a description of a field that has another type, or "".
 
     Args:
@@ -117,24 +104,10 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
     try:
         _adapter(expected).validate_python(value)
     except ValidationError as error:
-        path = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
-    else:
-        return ""
-    for key in path:
-        if isinstance(expected, Fields) and isinstance(value, dict):
-            if key not in value:
-                return f"{name or 'it'} has no {key!r}"
-            name, expected = f"{name}.{key}".lstrip("."), expected[str(key)]
-        elif isinstance(expected, list) and isinstance(value, list):
-            name, expected = f"{name}[{key}]", expected[0]
-        else:
-            break
-        value = value[key]
-    if isinstance(expected, Fields | list):
-        what = "is not a list" if isinstance(expected, list) else "is not an object with fields"
-        bad_name = isinstance(expected, Fields) and isinstance(value, dict)
-        return f"{name or 'it'} {'has a name of bad text' if bad_name else what}"
-    return f"{name or 'its content'} = {value!r:.{SHOWN}} must be {words_for(expected)}"
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        return f"{path!a:.{SHOWN}}: {first['msg']}" if path else first["msg"]
+    return ""
 
 
 def bad_text(content: Any, nul_is_bad: bool = True) -> str:
