@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from brt.data.mixture import MixedStore
-from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.own_folders import remove
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
@@ -209,16 +209,15 @@ def _begin(folder, manifest):
             )
         remove(folder, names)
     partial = folder.with_name(folder.name + ".partial")
-    claim(partial, is_own=_is_recording(partial))
-    remove(partial, names)  # of a killed process
-    claim(partial)
+    if partial.exists():  # of a killed process
+        remove(partial, names)
+    partial.mkdir(parents=True)
     with naming(partial):
         for name, dtype in FILES.items():
             count = manifest["documents" if name == "done" else "tokens"]
             with new_file(partial / f"{name}.bin") as file:
                 file.truncate(count * dtype.itemsize)
         replace_json(partial, "manifest.json", manifest)
-    (partial / MARK).unlink()
     os.replace(partial, folder)
 
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from brt.data.stores.own_folders import MARK, claim
+from brt.data.stores.own_folders import claim
 from brt.data.stores.store_cache import one_at_a_time
 from brt.report import _write
 from brt.storage.replaced_files import LEFT, new_file, replace_file, replacing
@@ -60,7 +60,7 @@ def test_a_folder_to_fill_is_not_a_link(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ValueError, match="link is a link"):
         claim(tmp_path / "link")
-    assert not (folder / MARK).exists()
+    assert not any(folder.iterdir())
 
 
 def test_a_replaced_file_has_the_mode_of_the_umask(folder):

@@ -18,7 +18,6 @@ from absl import logging
 
 from brt.data.extras import MissingExtra, extra_library
 from brt.data.stores.layout import NOTE, REQUESTS
-from brt.data.stores.own_folders import MARK
 from brt.data.stores.shards import Run, ShardMaker
 from brt.data.stores.worker_pool import pickled
 from brt.storage.json_files import Fields, read_json
@@ -215,7 +214,7 @@ def _note(maker: ShardMaker, run: Run, error: Exception) -> None:
 
 
 def _check_visible(maker: ShardMaker) -> None:
-    if isinstance(maker.folder, Path) and not (maker.folder / MARK).exists():
+    if isinstance(maker.folder, Path) and not maker.folder.is_dir():
         raise FileNotFoundError(
             f"Worker {os.uname().nodename} does not see {maker.folder}: bind Corpus.store to a "
             "bucket, or to a disk that all workers share."

@@ -11,13 +11,11 @@ shard-00001/...              the next documents
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from brt.checks import Many, ManyFrom0
-from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.json_files import Fields
 
@@ -112,9 +110,3 @@ def token_difference(ours: Mapping, theirs: Mapping) -> str:
             "their tokens cannot be compared: compare bits per byte"
         )
     return "hold different documents: bind Corpus.store and Evaluation.split to the same ones"
-
-
-def remove_store(folder: Path) -> None:
-    for shard in folder.glob("shard-*"):
-        remove(shard, SHARD_FILES)
-    remove(folder, STORE_FILES)

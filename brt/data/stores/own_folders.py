@@ -1,15 +1,15 @@
-"""Folders that brt fills and removes: marked ones only, and only its own files in them.
-
-A folder contains `MARK` while it grows, and a manifest when it is complete.
-"""
+"""Folders that brt fills and removes, and only its own files in them."""
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from brt.storage.replaced_files import LEFT, lock_file
+from brt.data.stores.layout import NOTE
+from brt.storage.replaced_files import LEFT
 
-MARK = ".made_by_brt"
+OWN = re.compile(rf"shard-\d{{5,}}(\.\w+\.growing)?|\w+{re.escape(NOTE)}|{LEFT.pattern}")
+"""Names in the folder of a store that grows."""
 
 
 def check_claimable(folder: Path) -> None:
@@ -21,46 +21,32 @@ def check_claimable(folder: Path) -> None:
             f"The token store {folder} cannot be made, as {nearest} {what}: bind Corpus.store to a "
             "folder that can be written."
         )
-    if nearest == folder and not (folder / MARK).is_file() and any(folder.iterdir()):
-        raise _foreign(folder)
+    if nearest == folder:
+        claim(folder)
 
 
-def _foreign(folder):
-    return ValueError(
-        f"{folder} is where brt would write, and contains files that it did not make (it has "
-        f"no {MARK}): move it elsewhere, or delete it if nobody needs it, and run the same "
-        "command again. Nothing was removed."
-    )
-
-
-def claim(folder: Path, is_own: bool = False) -> None:
-    """Makes and marks a folder, or continues a marked, empty or own one."""
-    _refuse_link(folder)
+def claim(folder: Path) -> None:
+    """Makes the folder of a store, or continues one that is empty or has a shard."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
-        raise _foreign(folder)
-    os.close(lock_file(folder / MARK))
+    names = os.listdir(folder)
+    _refuse(folder, [] if any(map(OWN.fullmatch, names)) else names)
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Removes a folder with these files; refuses one with others."""
-    _refuse_link(folder)
-    names = [path.name for path in folder.iterdir()]
-    files = [*files, MARK, *filter(LEFT.fullmatch, names)]
-    if others := sorted({*names} - {*files}):
-        raise _not_own(folder, f"holds {', '.join(others[:3])}")
+    names = os.listdir(folder)
+    files = [*files, *filter(LEFT.fullmatch, names)]
+    _refuse(folder, {*names} - {*files})
     for name in files:
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
 
 
-def _refuse_link(folder):
-    if folder.is_symlink():
-        raise _not_own(folder, "is a link")
-
-
-def _not_own(folder, reason):
-    return ValueError(
-        f"{folder} {reason}, which is not brt's to remove: move it elsewhere and run the same "
-        "command again. Nothing was removed."
-    )
+def _refuse(folder: Path, others: Iterable[str]) -> None:
+    """Refuses a link, and a folder with files of others."""
+    if others or folder.is_symlink():
+        what = f"holds {', '.join(sorted(others)[:3])}" if others else "is a link"
+        raise ValueError(
+            f"{folder} {what}, which brt did not make: move it elsewhere, or delete it if nobody "
+            "needs it, and run the same command again. Nothing was removed."
+        )

@@ -29,7 +29,7 @@ from brt.data.stores.layout import (
     shard_name,
     vocabulary_entry,
 )
-from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.own_folders import claim, remove
 from brt.data.stores.shards import (
     ListedDocuments,
     ShardMaker,
@@ -160,7 +160,7 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
     files = _files(folder)
     others = [file for name, file in files.items() if is_shard_file(name) and name not in complete]
     others += [file for name, file in files.items() if LEFT.fullmatch(name)]
-    _remove_files([*others, folder / MARK])
+    _remove_files(others)
     if isinstance(folder, Path):
         for shard in folder.glob("shard-*"):
             with suppress(OSError):  # it is not empty

@@ -1,13 +1,12 @@
-"""Nothing is removed that brt did not write and mark, and no split is a path."""
+"""Nothing is removed that brt did not write, and no split is a path."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from brt.data.sources.base import Document
 from brt.data.splits import check_split
-from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.own_folders import check_claimable, claim, remove
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
@@ -38,19 +37,23 @@ def test_a_path_is_no_split(split):
 # Folders
 
 
-def test_a_folder_is_claimed_when_it_is_new_empty_or_marked(tmp_path):
-    for prepare in (lambda path: None, Path.mkdir, claim):
-        folder = tmp_path / prepare.__name__ / "deep"
-        folder.parent.mkdir()
-        prepare(folder)
-        claim(folder)
-        assert os.listdir(folder) == [MARK]
+GROWN = "shard-00000", "shard-00012.0123abcdef.growing", "0f.failed", f".brt-{'0' * 16}.new"
+
+
+@pytest.mark.parametrize("names", [None, [], *([name] for name in GROWN), ["thesis", *GROWN]])
+def test_a_store_continues_in_an_empty_folder_or_one_it_began(tmp_path, names):
+    folder = tmp_path / "deep" / "made"
+    for name in names or ():
+        (folder / name).mkdir(parents=True)
+    check_claimable(folder)
+    claim(folder)
+    assert sorted(os.listdir(folder)) == sorted(names or ())
 
 
 @pytest.mark.parametrize("strange", ["thesis.txt", "a.bin.old", "folder"])
 def test_a_folder_with_something_else_in_it_stays_whole(tmp_path, strange):
     folder = tmp_path / "made"
-    claim(folder)
+    folder.mkdir()
     (folder / "a.bin").write_text("made by brt")
     if strange == "folder":
         (folder / strange).mkdir()
@@ -65,20 +68,21 @@ def test_a_folder_with_something_else_in_it_stays_whole(tmp_path, strange):
 # Stores
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "weights.bin", "shard-1/a.txt"])
+@pytest.mark.parametrize("name", ["thesis.txt", "weights.bin", "shard-1/a.txt", "shard-00000.tar"])
 def test_a_folder_of_somebody_else_is_no_place_for_a_store(tmp_path, name):
     mine = tmp_path / "train" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("years of work")
-    with pytest.raises(ValueError, match=f"{tmp_path}/train"):
-        write(tmp_path / "train")
+    for make in (check_claimable, write):
+        with pytest.raises(ValueError, match=f"{tmp_path}/train"):
+            make(tmp_path / "train")
     assert files_below(tmp_path / "train") == {name: b"years of work"}
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "shard-00000.txt", "shard-00007/notes.txt"])
 def test_what_somebody_put_into_a_growing_store_outlives_it(tmp_path, name):
     mine = tmp_path / "train" / name
-    claim(tmp_path / "train")
+    (tmp_path / "train" / "shard-00000.0123.growing").mkdir(parents=True)
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("years of work")
     write(tmp_path / "train")

@@ -14,7 +14,6 @@ from brt.data.sources.base import Document
 from brt.data.stores import shards, writer
 from brt.data.stores.inspection import verify
 from brt.data.stores.joined_array import JoinedArray
-from brt.data.stores.own_folders import claim
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.checksum import checksum_of
@@ -296,9 +295,8 @@ def test_a_document_that_cannot_be_stored_leaves_nothing(tmp_path, document, sen
 
 
 def test_what_an_interrupted_run_left_is_replaced(tmp_path):
-    claim(tmp_path / "train")
     for name in ("shard-00000", "shard-00007", "shard-00001.123.growing"):
-        (tmp_path / "train" / name).mkdir()
+        (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "weights.bin").write_bytes(b"half")
     write(tmp_path / "train", texts())
     names = {path.relative_to(tmp_path / "train").as_posix() for path in tmp_path.glob("*/*/*")}
