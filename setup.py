@@ -36,7 +36,7 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
-    "tables": ["pyarrow>=17", "zstandard>=0.23,<1"],  # pyarrow has a new major version often
+    "tables": ["pyarrow>=17"],  # pyarrow has a new major version often
     # Beam wants protobuf below 7, with which seqio does not start (sentencepiece wants 7):
     # in an environment of its own.
     "beam": ["apache-beam>=2.70,<3"],

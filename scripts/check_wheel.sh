@@ -18,11 +18,11 @@ echo "First text after $((SECONDS - started)) s."
 
 "$python" - <<'END'
 import json, pathlib
-import pyarrow, pyarrow.parquet, zstandard
+import pyarrow, pyarrow.parquet
 
 texts = [f"Document {i}: " + "the quick brown fox jumps. " * 20 for i in range(40)]
-with zstandard.open("lines.jsonl.zst", "wt") as file:
-    file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+with pyarrow.CompressedOutputStream("lines.jsonl.zst", "zstd") as file:
+    file.writelines(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 pathlib.Path("tables").mkdir()
 for part in range(2):
     pyarrow.parquet.write_table(pyarrow.table({"text": texts[part::2]}), f"tables/{part}.parquet")

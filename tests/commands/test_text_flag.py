@@ -135,7 +135,7 @@ def test_a_dry_run_refuses_a_store_that_cannot_be_made(store, config, tmp_path, 
 @pytest.mark.parametrize("name", ["rows.jsonl.zst", "rows.parquet"])
 def test_a_dry_run_warns_of_a_missing_extra(name, config, tmp_path, monkeypatch, caplog):
     (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd rows")
-    remove(monkeypatch, "zstandard", "pyarrow")
+    remove(monkeypatch, "pyarrow")
     assert command(monkeypatch, train, f"--gin_file={config}", f"--text={name}", "--dry_run") == 0
     assert "tables" in caplog.text
 

@@ -290,35 +290,6 @@ def _decompressed(file: IO[bytes]) -> IO[bytes]:
     if head.startswith(GZIP):
         return gzip.open(file)  # type: ignore[return-value]
     if head == ZSTANDARD:
-        return io.BufferedReader(_Zstandard(file), 2**16)
+        pyarrow = extra_library("pyarrow", "JsonLines", "tables")
+        return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"), 2**16)
     return file
-
-
-class _Zstandard(io.RawIOBase):
-    """The decompressed frames of a file.
-
-    The library's own reader accepts a truncated frame.
-    """
-
-    def __init__(self, file: IO[bytes]):
-        library = extra_library("zstandard", "JsonLines", "tables")
-        self._file, self._begin = file, library.ZstdDecompressor().decompressobj
-        self._frame: Any = None
-        self._compressed, self._content = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._content:
-            # So few bytes decompress to 32 MB at most.
-            if not (part := self._compressed or self._file.read(2**10)):
-                if self._frame:
-                    raise EOFError("it ends within a frame")
-                return 0
-            frame = self._frame or self._begin()
-            self._content = memoryview(frame.decompress(part))
-            self._compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        size = min(len(buffer), len(self._content))
-        buffer[:size], self._content = self._content[:size], self._content[size:]
-        return size
