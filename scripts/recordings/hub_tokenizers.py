@@ -22,8 +22,6 @@ def errors(file: str) -> dict[str, float]:
     for name, record in recorded.items():
         vocabulary = PretrainedFolderVocabulary(str(Path(file).parent / record["folder"]))
         tokenizer = vocabulary.tokenizer
-        if tokenizer.named is None:
-            raise ValueError(f"{vocabulary.path} has no tokenizer.json.")
         special = dict(record["special"].values())
         frame = sum(map(len, vocabulary.frame))
         between = tokenizer.named.encode("x", "x").sequence_ids

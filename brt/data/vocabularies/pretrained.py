@@ -7,8 +7,6 @@ of special tokens as text.
 import abc
 import functools
 import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,33 +25,26 @@ from brt.data.vocabularies.base import (
     utf8_text,
 )
 
-PART = 2**18
-"""Characters encoded at once: the library needs about 500 bytes per token."""
 LARGEST_ID = 2**24 - 1
 """A file must not request gigabytes of embeddings."""
 
 
 @dataclass
 class Tokenizer:
-    """Functions and sizes of a tokenizer; other attributes as of `Vocabulary`.
+    """A tokenizer of the library; other attributes as of `Vocabulary`.
 
-    encode, decode: from a text to its ids, and back, with the names of special tokens.
-    spans: from a text to the same ids, and the first and last + 1 character of each.
+    plain: a `tokenizers.Tokenizer` that encodes names of special tokens as text.
+    named: the same, but it encodes them as tokens.
     digest: sha256, in hex, of the mapping.
-    may_be_cut: whether `parts` of a text may be encoded one by one.
-    named: a `tokenizers.Tokenizer` that encodes names of special tokens as tokens, if any.
     """
 
-    encode: Callable[[str], list[int]]
-    spans: Callable[[str], tuple[list[int], list[tuple[int, int]]]]
-    decode: Callable[[list[int]], str]
+    plain: Any
+    named: Any
     size: int
     digest: str
     special_ids: dict[str, int]
     unknown_id: int | None = None
     frame: Frame = Frame()  # noqa: RUF009  (it is immutable)
-    may_be_cut: bool = False
-    named: Any = None
 
 
 def highest_id(library_tokenizer: Any, path: str) -> int:
@@ -64,21 +55,6 @@ def highest_id(library_tokenizer: Any, path: str) -> int:
             f"{path} has no token, or one with an id above {LARGEST_ID:,}: copy the file again."
         )
     return highest
-
-
-def of_library(
-    plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
-) -> Tokenizer:
-    def encode(text):
-        return plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def spans(text):
-        encoding = plain.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
-
-    decode = functools.partial(named.decode, skip_special_tokens=False)
-    size = highest_id(named, path) + 1
-    return Tokenizer(encode, spans, decode, size, digest, special, named=named, **rest)
 
 
 class TokenizerVocabulary(FileVocabulary):
@@ -112,16 +88,18 @@ class TokenizerVocabulary(FileVocabulary):
         return self.tokenizer.frame
 
     def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        ids, characters = self.tokenizer.spans(text)
-        return np.array(ids, np.int32), np.array(characters, np.int64).reshape(-1, 2)
+        encoding = self.tokenizer.plain.encode(text, add_special_tokens=False)
+        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int32), characters
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        text = utf8_text(data, title)
-        pieces = parts(text, PART) if self.tokenizer.may_be_cut else [text]
-        return np.concatenate([np.array(self.tokenizer.encode(p), np.int32) for p in pieces])
+        texts = [utf8_text(data, title)]
+        (encoding,) = self.tokenizer.plain.encode_batch_fast(texts, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: ArrayLike) -> str:
-        return self.tokenizer.decode(checked_ids(ids, self.size, self.name).tolist())
+        numbers = checked_ids(ids, self.size, self.name).tolist()
+        return self.tokenizer.named.decode(numbers, skip_special_tokens=False)
 
 
 @configurable
@@ -152,8 +130,8 @@ class ByteLevelBpeVocabulary(TokenizerVocabulary):
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
         special = _ids(tokenizer, "<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
-        digest = joint_digest(b"bpe", *contents)
-        return of_library(tokenizer, tokenizer, paths[0], digest, special, may_be_cut=True)
+        size, digest = highest_id(tokenizer, paths[0]) + 1, joint_digest(b"bpe", *contents)
+        return Tokenizer(tokenizer, tokenizer, size, digest, special)
 
 
 @configurable
@@ -189,20 +167,10 @@ class WordPieceVocabulary(TokenizerVocabulary):
         tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
         digest = joint_digest(f"wordpiece {self.lower_case}".encode(), data)
         special = _ids(tokenizer, "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-        rest = {"unknown_id": unknown, "may_be_cut": True}
-        return of_library(tokenizer, tokenizer, self.file, digest, special, **rest)
+        size = highest_id(tokenizer, self.file) + 1
+        return Tokenizer(tokenizer, tokenizer, size, digest, special, unknown)
 
 
 def _ids(tokenizer: Any, *names: str) -> dict[str, int]:
     ids = {name: tokenizer.token_to_id(name) for name in names}
     return {name: number for name, number in ids.items() if number is not None}
-
-
-def parts(text: str, size: int) -> list[str]:
-    cut = re.compile(r"\S\n(?=\S)")
-    cuts = []
-    start = 0
-    while boundary := cut.search(text, start + size):
-        cuts.append(text[start : boundary.end()])
-        start = boundary.end()
-    return [*cuts, text[start:]]
