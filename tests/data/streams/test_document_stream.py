@@ -1,4 +1,4 @@
-"""Whole documents: their rows, their order, and what becomes of their segments.
+"""Whole documents: the balance of rows, and what becomes of their segments.
 
 What this stream has in common with all others is in tests/laws/test_stream_laws.py.
 """
@@ -13,31 +13,10 @@ from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import document_segments, padding
-from brt.data.streams.documents import DocumentPass, DocumentStream, assign
+from brt.data.streams.documents import DocumentPass, assign
 from brt.data.vocabularies.base import ByteVocabulary
 
 properties = settings(deadline=None, derandomize=True, max_examples=40)
-
-
-def test_a_row_keeps_its_documents_and_other_seeds_give_others(store_of):
-    store = store_of([7] * 16)  # one segment each, so every row holds eight documents
-    found = set()
-    for seed in (0, 1):
-        stream = DocumentStream(store, 2, 100, seed=seed)
-        read = [int(stream.batch(step).targets_KBT[0, 0, 0]) for step in range(5 * 8)]
-        (own,) = {frozenset(read[epoch * 8 :][:8]) for epoch in range(5)}
-        assert len(own) == 8
-        found.add(own)
-    assert len(found) == 2
-
-
-def test_epochs_and_seeds_have_orders_of_their_own(store_of):
-    orders = set()
-    for seed in (0, 1):
-        stream = DocumentStream(store_of([7] * 8), 1, 100, seed=seed)
-        read = [int(stream.batch(step).targets_KBT[0, 0, 0]) for step in range(5 * 8)]
-        orders.update(tuple(read[epoch * 8 :][:8]) for epoch in range(5))
-    assert len(orders) == 2 * 5
 
 
 @properties

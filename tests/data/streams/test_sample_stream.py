@@ -1,4 +1,4 @@
-"""The samples stream reads whole samples; its other promises are in laws/test_stream_laws.py."""
+"""What makes no sample is refused; other promises of the stream are in laws/test_stream_laws.py."""
 
 import pytest
 from stores import W
@@ -7,16 +7,6 @@ from brt.data.streams.samples import SamplePass, SampleStream
 
 K = 3
 LENGTHS = [K * W + 1] * 11
-
-
-def test_a_step_reads_a_whole_sample_in_each_row(store_of):
-    store = store_of(LENGTHS)
-    stream = SampleStream(store, 4, W, K, seed=3)
-    firsts = {int(store.tokens(d)[0]) for d in range(store.num_documents)}
-    for step in range(9):
-        batch = stream.batch(step)
-        assert {*batch.inputs_KBT[0, :, 0].tolist()} <= firsts
-        assert batch.starts_KB[0].all() and not batch.starts_KB[1:].any()
 
 
 def test_segments_that_make_no_sample_are_refused(store_of):

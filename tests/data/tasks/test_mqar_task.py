@@ -72,26 +72,6 @@ def test_each_key_is_asked_once_and_its_value_follows(task):
         assert max(tokens) < task.vocabulary.size
 
 
-def test_gaps_follow_the_power_law():
-    task = MultiQueryRecall(
-        num_documents=4000, lengths=36, num_pairs=2, vocabulary_size=64, power=0.5
-    )
-    counts = np.zeros(16)
-    for document in task.documents("train"):
-        first = min(start for start, _, _ in document.annotation["answers"])
-        for start, _, _ in document.annotation["answers"]:
-            counts[(start - 5) // 2] += 1
-    odds = np.arange(1, 17) ** -0.5
-    odds /= odds.sum()
-    # Two slots without replacement: the second by the odds of the remaining slots.
-    second = np.array(
-        [sum(odds[j] * odds[i] / (1 - odds[j]) for j in range(16) if j != i) for i in range(16)]
-    )
-    expected = 4000 * (odds + second)
-    assert ((counts - expected) ** 2 / expected).sum() < 40  # 15 degrees of freedom
-    assert first % 2 == 1
-
-
 def test_documents_cycle_through_lengths_and_pairs():
     def contents(split="test", **change):
         task = MultiQueryRecall(
