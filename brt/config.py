@@ -48,8 +48,10 @@ def parse(
         allow_imports: modules and packages outside brt whose code the files and bindings may run.
     """
 
+    sizes: list[int] = []
+
     def opened(path):
-        text = gin_text(path)
+        text = gin_text(path, sizes)
         check_statements(text, allow_imports)
         return io.StringIO(text)
 

@@ -11,6 +11,8 @@ from brt.checks import Reference, check, shortened
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings that name a module, imported when used."""
+MOST_VALUES = 100_000
+"""Most values of a binding, with those of macros at each use: forty macros can stand for 2^40."""
 
 
 class BoundValue(NamedTuple):
@@ -76,13 +78,28 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
             check_module(value, said, allow_imports)
 
 
-def expanded(name: str, value: Any, new: Callable[[Any], Any]) -> Any:
-    """Returns the value of a binding with each of its parts, in brackets too, replaced by `new`.
+def expanded(name: str, value: Any, new: Callable[[Any, Callable[[Any], Any]], Any]) -> Any:
+    """Returns the value of a binding with each of its parts, in brackets too, replaced.
 
-    Raises `ValueError` if macros lead back to one another.
+    new: from a part, and a function that expands the value of a macro, to its replacement.
+
+    Raises `ValueError` if macros lead back to one another, or stand for too many values.
     """
+    left = iter(range(MOST_VALUES))
+
+    def replaced(value):
+        if next(left, None) is None:
+            raise ValueError(
+                f"{name} stands for more than {MOST_VALUES:,} values by its macros: bind fewer."
+            )
+        if isinstance(value, tuple | list):
+            return type(value)(replaced(one) for one in value)
+        if isinstance(value, dict):
+            return {replaced(key): replaced(one) for key, one in value.items()}
+        return new(value, replaced)
+
     try:
-        return replaced(value, new)
+        return replaced(value)
     except RecursionError:
         raise ValueError(
             f"{name} = {shortened(repr(value))} leads back to itself by macros, or has brackets "
@@ -90,17 +107,9 @@ def expanded(name: str, value: Any, new: Callable[[Any], Any]) -> Any:
         ) from None
 
 
-def replaced(value: Any, new: Callable[[Any], Any]) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(replaced(one, new) for one in value)
-    if isinstance(value, dict):
-        return {replaced(key, new): replaced(one, new) for key, one in value.items()}
-    return new(value)
-
-
-def _named(value):
+def _named(value, replaced):
     if not isinstance(value, gin_private.Reference):
         return value
     if value.configurable.selector == "gin.macro":  # gin has refused macros without a value
-        return replaced(gin_private.bound()[value.config_key]["value"], _named)
+        return replaced(gin_private.bound()[value.config_key]["value"])
     return Reference(repr(value), value.configurable.wrapped, value.evaluate)

@@ -16,9 +16,11 @@ from brt.storage.regular_files import read_text
 
 PACKAGE = "brt"
 LARGEST = 2**15
-"""Most bytes of a file: gin takes quadratic time for some texts. The configs of the archived runs
-have up to 3,000.
+"""Most bytes of a config's files, each counted wherever it is included: gin takes quadratic time
+for some texts. The configs of the archived runs have up to 3,000.
 """
+SMALLEST = 2**8
+"""Least bytes that a file counts as."""
 
 
 class NotAllowed(ValueError):
@@ -97,13 +99,22 @@ class _Nothing(config_parser.ParserDelegate):
         return None
 
 
-def gin_text(path: str | os.PathLike) -> str:
+def gin_text(path: str | os.PathLike, sizes: list[int]) -> str:
     """Returns the text of a gin file: regular, in UTF-8, of at most `LARGEST` bytes.
 
     A link named .gin must lead to a file that ends in .gin.
+
+    sizes: of the config's files so far, one for each include; the file's is added.
     """
     path = os.fspath(path)
     real = os.path.realpath(path.removeprefix("file://"))
     if path.endswith(".gin") and not real.endswith(".gin"):
         raise NotAllowed(f"{path} was not read, because gin files end in .gin: rename it.")
-    return read_text(path, LARGEST).replace("\r\n", "\n")
+    text = read_text(path, LARGEST).replace("\r\n", "\n")
+    sizes.append(max(len(text), SMALLEST))
+    if sum(sizes) > LARGEST:
+        raise NotAllowed(
+            f"{path} brings the config to more than {LARGEST:,} bytes, each file counted wherever "
+            "it is included: bind fewer values, in fewer files."
+        )
+    return text

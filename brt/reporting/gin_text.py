@@ -8,7 +8,7 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.bindings.bound_values import expanded, replaced
+from brt.bindings.bound_values import expanded
 from brt.bindings.gin_files import NotAllowed, gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
@@ -30,16 +30,21 @@ class _AsText(config_parser.ParserDelegate):
 
 
 def read_gin(
-    text: str, imports: list[str] | None = None, search_paths: Sequence[str] = ()
+    text: str,
+    imports: list[str] | None = None,
+    search_paths: Sequence[str] = (),
+    sizes: list[int] | None = None,
 ) -> dict[str, Any]:
     """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed".
 
     imports: a list that import lines are added to. search_paths: further folders of includes.
+    sizes: of the files read so far (`gin_text`).
     """
     settings: dict[str, Any] = {}
+    sizes = [] if sizes is None else sizes
     for statement in statements(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= read_gin_file(statement.filename, imports, search_paths)
+            settings |= read_gin_file(statement.filename, imports, search_paths, sizes)
         elif isinstance(statement, config_parser.BindingStatement):
             name = name_of(statement.scope, statement.selector, statement.arg_name)
             settings[name] = statement.value
@@ -52,13 +57,15 @@ def read_gin_file(
     path: str | os.PathLike,
     imports: list[str] | None = None,
     search_paths: Sequence[str] = (),
+    sizes: list[int] | None = None,
 ) -> dict[str, Any]:
+    sizes = [] if sizes is None else sizes
     if not is_remote(path):
         folders = ["", *map(str, gin_folders()), *search_paths]
         files = (pathlib.Path(folder, path) for folder in folders)
         path = next(filter(os.path.lexists, files), ROOT / path)
     try:
-        return read_gin(gin_text(path), imports, search_paths)
+        return read_gin(gin_text(path, sizes), imports, search_paths, sizes)
     except RecursionError:
         raise NotAllowed(f"{path}: brackets or includes lie too deep in one another.") from None
 
@@ -66,9 +73,9 @@ def read_gin_file(
 def resolved(settings: dict) -> dict:
     """Returns settings with macros replaced by values."""
 
-    def macro(value):
+    def macro(value, replaced):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
-        return replaced(settings[name], macro) if name in settings else value
+        return replaced(settings[name]) if name in settings else value
 
     return {name: expanded(name, value, macro) for name, value in settings.items() if "." in name}
 

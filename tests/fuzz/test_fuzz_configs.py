@@ -287,12 +287,15 @@ def test_what_is_checked_of_a_gin_text_is_what_gin_does(scale, tmp_path, monkeyp
 # Small texts with huge values.
 
 
+TWICE = "".join(f"a{n} = (%a{n - 1}, %a{n - 1})\n" for n in range(1, 40))
 BOMBS = {
+    "macros": f"a0 = 1\n{TWICE}TextFiles.path = %a39",
     "a chain of macros": "a0 = 1\n" + "".join(f"a{n + 1} = %a{n}\n" for n in range(1500)),
     "a circle of macros": "a = (%b, %b)\nb = (%a, %a)\nTextFiles.path = %a",
     "brackets": "TextFiles.path = " + "[" * 5000 + "]" * 5000,
     "fewer brackets": "TextFiles.path = " + "[" * 150 + "]" * 150,
-    "a file that includes itself": "include '0.gin'\n" * 2,
+    "a file that includes itself": "include '0.gin'\n",
+    "a file that includes itself twice": "include '0.gin'\n" * 2,
     "many names": "".join(f"a{n} = 1\n" for n in range(90_000)),
 }
 HARMLESS_TO_READ = ("a chain of macros", "fewer brackets")
@@ -305,7 +308,7 @@ def test_a_small_text_that_stands_for_much_is_refused_at_once(kind, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "0.gin").write_text(BOMBS[kind])
     begun = time.process_time()
-    culprits = [".gin", "TextFiles.path", "%a", "%b"]
+    culprits = [".gin", "TextFiles.path", "%a", "%b", "a15"]
     tally.judge("bound", lambda: config.parse(["0.gin"]), lambda _: False, culprits)
     harmless = kind in HARMLESS_TO_READ
     read = lambda: resolved(read_gin_file("0.gin"))  # noqa: E731
