@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from brt import command_line
@@ -130,6 +131,7 @@ def files_folder(output: str | Path) -> Path:
     return Path(output).with_name(Path(output).stem + "_files")
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of means over runs that diverged
 def report(
     runs: list[Run],
     output: str | Path,
@@ -221,22 +223,30 @@ def _studies(runs):
     order = {kind: number for number, kind in enumerate(known)}
     entries.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
     for run, name, study in entries:
-        kind = known.get(study.get("study"))
-        title, caption = (kind.title, kind.caption) if kind else (name, "")
-        parts.append(("heading", f"{title}: {run.name}{compared_with(study)}"))
-        parts += [("summary", study["summary"])] if study.get("summary") else []
-        parts.append(("caption", caption))
-        parts += _shown([*study_plots(run, name), *study_maps(run, name)])
-        if texts := study.get("texts"):
-            parts.append(page.folded(len(texts), "text", ("texts", texts)))
-        if excerpts := study.get("excerpts"):
-            parts.append(page.folded(len(excerpts), "excerpt", page.excerpts(excerpts)))
-        label = f"study_{name}_{run.name}".replace("/", "_")
-        if rows := study.get("table"):
-            parts.append(("table", run_tables.rows_table(f"{label}_table", rows)))
-        if numbers := study.get("numbers"):
-            table = run_tables.numbers_table(label, numbers)
-            parts.append(page.folded(len(numbers), "number", ("table", table)))
+        try:
+            parts += _study(run, name, study, known.get(study.get("study")))
+        except Exception as error:  # the fields of a study have no declared types
+            path = f"{run.folder}/studies/{name}.json"
+            run.problems.append(f"{path} was left out ({error!r}): remove it, or make it again.")
+    return parts
+
+
+def _study(run, name, study, kind):
+    title, caption = (kind.title, kind.caption) if kind else (name, "")
+    parts = [("heading", f"{title}: {run.name}{compared_with(study)}")]
+    parts += [("summary", study["summary"])] if study.get("summary") else []
+    parts.append(("caption", caption))
+    parts += _shown([*study_plots(run, name), *study_maps(run, name)])
+    if texts := study.get("texts"):
+        parts.append(page.folded(len(texts), "text", ("texts", texts)))
+    if excerpts := study.get("excerpts"):
+        parts.append(page.folded(len(excerpts), "excerpt", page.excerpts(excerpts)))
+    label = f"study_{name}_{run.name}".replace("/", "_")
+    if rows := study.get("table"):
+        parts.append(("table", run_tables.rows_table(f"{label}_table", rows)))
+    if numbers := study.get("numbers"):
+        table = run_tables.numbers_table(label, numbers)
+        parts.append(page.folded(len(numbers), "number", ("table", table)))
     return parts
 
 

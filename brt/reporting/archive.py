@@ -23,7 +23,8 @@ PATTERNS = (
     STANDS_FOR_FILE,
     "evaluation_*.json",
     "studies/*.json",
-    "studies/answers.npz",  # small, unlike the arrays of other studies
+    "studies/answers.npz",  # small, as the next, unlike the arrays of other studies
+    "studies/recl.npz",
 )
 ENDING = ".tar.bz2"
 

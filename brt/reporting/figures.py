@@ -117,8 +117,10 @@ def study_plots(run: Run, name: str) -> list[Plot]:
     """Returns the series of a study; those with the same axes and boundaries share a plot."""
     together: dict[tuple, list] = {}
     for series in run.studies[name].get("series", []):
-        if len(series.get("x", [])) != len(series.get("y", [])):
-            run.problems.append(f"{run.folder}/studies/{name}.json: a series has no y for each x")
+        count = len(series["x"])
+        if len(series["y"]) != count or len(series.get("errors") or series["y"]) != count:
+            what = "a series has no y, or no error, for each x"
+            run.problems.append(f"{run.folder}/studies/{name}.json: {what}")
             continue
         borders = tuple(series.get("borders") or ())
         key = series.get("x_label", ""), series.get("y_label", ""), borders

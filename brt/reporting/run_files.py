@@ -3,102 +3,45 @@
 Run folders may come from anybody: the report omits damaged files, with a sentence.
 """
 
-import math
-import re
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Strict
+from typing import Any
 
 from brt.bindings.registry import declarations
-from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, Rule, allows, words_for
+from brt.checks import UNKNOWN, ManyFrom0, allows, words_for
 from brt.reporting.gin_text import Reference
-from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
-
-FILE_NAME = Rule(
-    "the name of a file, without a folder",
-    lambda name: re.fullmatch(r"[\w\-][\w\-.]*", name) is not None,
-)
-SHOWN = Rule(
-    f"a number from {-LARGEST:.2g} to {LARGEST:.2g}", lambda value: not abs(value) > LARGEST
-)
-"""Numbers for tables and figures: of float32, or NaN."""
-Number = Annotated[float, SHOWN]
+from brt.storage.json_files import DamagedFile, Fields, bad_text, read_json
 
 EVALUATION = Fields(
     {},
     {
         "step": ManyFrom0,
         **dict.fromkeys(("split", "caveat", "best_by"), str),
-        **dict.fromkeys(("loss", "cleared_loss"), float),
         "given": list[str],
     },
 )
 """Content of evaluation_<split>.json; all other entries are numbers."""
-
-SERIES = Fields(
-    {"x": list[Finite], "y": list[Number]},
-    {
-        **dict.fromkeys(("name", "x_label", "y_label"), str),
-        "borders": list[Finite] | None,
-        "errors": list[Number] | None,
-    },
-)
-MAP = Fields(
-    {
-        **dict.fromkeys(("array", "title", "caption", "x_label", "y_label"), str),
-        **dict.fromkeys(("x_ends", "y_ends"), Annotated[tuple[Finite, Finite], Strict(False)]),
-        **dict.fromkeys(("x_borders", "y_borders"), list[Finite]),
-    },
-    {"marked": list[Finite], "x_values": list[Finite], "y_values": list[Finite], "most": Finite},
-)
-EXCERPT = Fields(
-    {},
-    {
-        **dict.fromkeys(("direction", "kind", "where"), str),
-        **dict.fromkeys(("before", "text", "after", "title", "word"), str | None),
-        **dict.fromkeys(("rank", "token"), CountFrom0),
-        **dict.fromkeys(("nats", "other_nats"), Number),
-        "last_seen": ManyFrom0 | None,
-        "recalled": bool,
-    },
-)
-OLD_SUMMARY = "verdict"
-"""The key of "summary" in files of older runs."""
 STUDY = Fields(
     {},
     {
-        **dict.fromkeys(("study", "run", "other", "against", "summary", OLD_SUMMARY), str),
-        "split": str | None,
-        "numbers": dict[str, Number | None],
-        "series": [SERIES],
-        "excerpts": [EXCERPT],
-        "texts": [
-            Fields({}, {"title": str, "parts": list[Annotated[tuple[str, bool], Strict(False)]]})
-        ],
+        "study": str,
+        "numbers": dict,
+        "series": [Fields({"x": list, "y": list})],
         "table": list[dict],
-        "maps": [MAP],
-        "arrays": Annotated[str, FILE_NAME],
-        "contexts": list[Finite],
-        "gains": dict[str, list[list[Finite | None]]],
     },
 )
-"""Content of studies/<name>.json, as in docs/studies.md."""
-
+"""The parts of studies/<name>.json that tables of several runs show."""
+OLD_SUMMARY = "verdict"
+"""The key of "summary" in files of older runs."""
 STANDS_FOR = Fields({}, {"settings": dict})
 
-SCALAR = Number | str | bool | None
 AGAIN = "remove the file, or have it written again"
 
 
-def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_evaluation(path: Path) -> dict[str, Any]:
     content = read_shown(path, EVALUATION)
-    problems += [f"{path}: {what}" for what in replace_extremes(content).values()]
     for name, value in content.items():
-        if name not in EVALUATION.optional and not allows(Number, value):
+        if name not in EVALUATION.optional and not isinstance(value, int | float):
             raise _damaged(path, f"{name} is not a number")
-    if "cleared_loss" in content and "loss" not in content:
-        raise _damaged(path, "it has a cleared_loss and no loss")
     return content
 
 
@@ -106,18 +49,6 @@ def read_study(path: Path) -> dict[str, Any]:
     content = read_shown(path, STUDY)
     if OLD_SUMMARY in content:
         content["summary"] = content.pop(OLD_SUMMARY)
-    for number, series in enumerate(content.get("series", ())):
-        errors = series.get("errors")
-        if errors is not None and len(errors) != len(series["y"]):
-            raise _damaged(path, f"series[{number}] has no error for each y")
-    for number, row in enumerate(content.get("table", ())):
-        if wrong := misfit(Fields({}, dict.fromkeys(row, SCALAR)), row):
-            raise _damaged(path, f"table[{number}] has {wrong}")
-    if "gains" in content:
-        side = len(content.get("contexts", ()))
-        for name, lines in content["gains"].items():
-            if not side or len(lines) != side or any(len(line) != side for line in lines):
-                raise _damaged(path, f"gains of {name!r:.60} are not one for each two contexts")
     return content
 
 
@@ -133,14 +64,6 @@ def read_shown(path: Path | str, expected: Any, advice: str = AGAIN) -> Any:
     if wrong := bad_text(content):
         raise _damaged(path, wrong, advice)
     return content
-
-
-def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
-    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
-    values |= dict.fromkeys(extreme, math.nan)
-    words = f"counts as NaN, because it is not {SHOWN.description}"
-    return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:

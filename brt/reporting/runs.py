@@ -18,7 +18,6 @@ from brt.reporting.run_files import (
     read_evaluation,
     read_stands_for,
     read_study,
-    replace_extremes,
 )
 from brt.training.checkpoints.policy import stopped_early
 from brt.training.records.run_folder import check_run_folder, read_metrics
@@ -62,15 +61,10 @@ class Run:
         self.problems: list[str] = []
         self.settings = self._read_settings()
         self.records = read_metrics(str(self.folder), self.problems, MOST_RECORDS)
-        self._replace_extremes()
-        self.evaluations = {
-            name.split("_", 1)[1]: found
-            for name, found in self._read_all(
-                "evaluation_*.json", lambda path: read_evaluation(path, self.problems)
-            ).items()
-        }
+        evaluations = self._read_all("evaluation_*.json", read_evaluation)
+        self.evaluations = {name.split("_", 1)[1]: found for name, found in evaluations.items()}
         for found in self.evaluations.values():
-            if "cleared_loss" in found:
+            if {"loss", "cleared_loss"} <= found.keys():
                 cost = found["cleared_loss"] - found["loss"]
                 found["uses_state"] = int(cost >= SHARE * found["cleared_loss"])
         self.studies = self._read_all("studies/*.json", read_study)
@@ -79,14 +73,6 @@ class Run:
         self.rows: dict[str, dict[str, Any]] = {}
         self.stands_for: dict[str, Any]
         (self.stands_for,) = self._read_all(STANDS_FOR_FILE, read_stands_for).values() or ({},)
-
-    def _replace_extremes(self):
-        first: dict[str, str] = {}
-        for record in self.records:
-            for name, what in replace_extremes(record).items():
-                first.setdefault(name, f"step {record['step']:,}: {what}")
-        path = self.folder / "metrics.jsonl"
-        self.problems += [f"{path}, {what}" for what in first.values()]
 
     def _read_all(self, pattern, read):
         contents = {}

@@ -34,14 +34,11 @@ def write_study(content: Content) -> str:
     name = f"{content['study']}-{other}" if other else content["study"]
     _keep_earlier(folder, name, content)
     content = dict(content)
-    tables = content.pop("csv", {})
     if arrays := content.get("arrays"):
         content["arrays"] = f"{name}.npz"
         np.savez_compressed(file := io.BytesIO(), **arrays)
         replace_file(folder, content["arrays"], file.getvalue())
     replace_json(folder, f"{name}.json", content)
-    for part, text in tables.items():
-        replace_file(folder, f"{content['study']}-{part}.csv", text.encode())
     return str(folder / f"{name}.json")
 
 

@@ -10,19 +10,23 @@ Source: Transformer-XL, section 4.3 and appendix C.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
-from brt.storage.csv_text import csv_text
 from brt.studies.context_losses import context_losses, contexts, draw_positions
-from brt.studies.study import Content, Runs, Study, content, curve
+from brt.studies.study import Content, Runs, Study, add_map, content, curve
 
 THRESHOLD = 0.01
 SHARES = (0.1, 0.5, 1.0)
 """r of Table 6: the hardest share of the positions."""
+GAINS = (
+    "Perplexity that the longer context takes off, compared with the group's best with the short "
+    "one, r = 0.1: dark far to the right is a long memory (Figure 3)."
+)
 
 
 @configurable
@@ -59,21 +63,31 @@ class Recl(Study):
             "models": len(group),
             "context_step": self.step,
         }
-        series, rows, gains_of = [], [], {}
+        study = content(numbers, [], "", table=[], arrays={}, maps=[])
+        x = contexts_C.tolist()
         for i, (name, each) in enumerate(group.items()):
             row: dict[str, Any] = {"run": name, "step": each.step}
             for share in SHARES:
                 tokens, ended = effective_context(losses_MCP, i, contexts_C, share)
                 row |= {f"r{share}": tokens, f"r{share}_ended": ended}
                 numbers[f"{name}/recl_r{share}"] = tokens
-            rows.append(row)
-            labels = contexts_C.tolist(), perplexities(losses_MCP)[i].tolist()
-            series.append(curve(name, *labels, "tokens of context", "perplexity"))
-            lines = gains(losses_MCP, i, SHARES[0]).tolist()
-            gains_of[name] = [[None if math.isnan(x) else x for x in line] for line in lines]
-        more = {"contexts": contexts_C.tolist(), "table": rows, "gains": gains_of}
-        more["csv"] = csv_tables(more | {"series": series})
-        return content(numbers, series, _summary(rows), **more)
+            study["table"].append(row)
+            y = perplexities(losses_MCP)[i].tolist()
+            study["series"].append(curve(name, x, y, "tokens of context", "perplexity"))
+            gains_CC = gains(losses_MCP, i, SHARES[0])
+            add_map(
+                study,
+                f"gains_{i}",
+                np.where(np.isnan(gains_CC), -1, gains_CC.clip(0)),  # a negative cell is empty
+                f"Gains of longer contexts: {Path(name).name}",
+                GAINS,
+                ("longer context, tokens", "short context, tokens"),
+                ((x[0], x[-1]), (x[0], x[-1])),
+                x_values=x,
+                y_values=x,
+            )
+        study["summary"] = _summary(study["table"])
+        return study
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
@@ -84,23 +98,6 @@ def _summary(rows: list[dict[str, Any]]) -> str:
         for row in ranked
     )
     return f"Relative effective context length at r = {SHARES[0]}: {', '.join(clauses)}."
-
-
-def csv_tables(study: Content) -> dict[str, str]:
-    contexts = study["contexts"]
-    table = [["run", *(f"r = {r}" for r in SHARES), *(f"r = {r}, search ended" for r in SHARES)]]
-    for row in study["table"]:
-        table.append([row["run"], *(row[f"r{r}"] for r in SHARES)])
-        table[-1] += [row[f"r{r}_ended"] for r in SHARES]
-    figure_3 = [["run", "context", "longer context", "gain in perplexity"]]
-    for name, gains in study["gains"].items():
-        for c, line in zip(contexts, gains):
-            figure_3 += [[name, c, d, x] for d, x in zip(contexts, line) if x is not None]
-    figure_4 = [["run", "context", "perplexity"]]
-    for series in study["series"]:
-        figure_4 += [[series["name"], c, y] for c, y in zip(series["x"], series["y"])]
-    tables = {"table": table, "gains": figure_3, "perplexity": figure_4}
-    return {name: csv_text(lines) for name, lines in tables.items()}
 
 
 def baseline(losses_MCP: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ class SweepRun(NamedTuple):
         """Returns whether the run has ended and its checkpoint has been evaluated."""
         file = self.workdir / f"evaluation_{self.split}.json"
         try:
-            step = read_evaluation(file, []).get("step", -1)
+            step = read_evaluation(file).get("step", -1)
         except (OSError, ValueError):
             return False
         steps = self.entry.settings["Trainer.steps"]

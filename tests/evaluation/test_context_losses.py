@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ from test_studies import a_run
 from tiny_run import PLAIN, build, command, contents, one_device, train_here, write_config
 
 from brt import evaluate
+from brt.reporting.drawing.heat_map import study_maps
 from brt.studies import context_losses as module
 from brt.studies import recl as study
 from brt.studies.context_losses import context_losses, contexts, draw_positions
-from brt.studies.recl import effective_context, perplexities
+from brt.studies.recl import effective_context, gains, perplexities
 
 T = 16
 CONTEXTS = contexts(7, 45)  # 7 ... 42: no multiples of the block of 8 or the segment of 16
@@ -105,19 +107,18 @@ def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
     assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", "--study=recl", *flags)
     shown = capsys.readouterr().out
     found = json.loads((runs / "rec" / "studies" / "recl.json").read_text())
-    assert found["contexts"] == [8, 16, 24, 32] and found["numbers"]["models"] == 3
+    assert found["series"][0]["x"] == [8, 16, 24, 32] and found["numbers"]["models"] == 3
     assert [row["run"] for row in found["table"]] == [f"{runs}/{n}" for n in ("rec", "one", "two")]
     assert found["summary"] in shown and found["numbers"]["positions"] == 10
     columns = {f"r{r}{end}" for r in (0.1, 0.5, 1.0) for end in ("", "_ended")}
     for row in found["table"]:
         assert set(row) == {"run", "step"} | columns
-        gains_CC = np.array(found["gains"][row["run"]], float)
-        np.testing.assert_array_equal(np.isnan(gains_CC), np.tri(4, k=-1, dtype=bool))
-    folder = runs / "rec" / "studies"
-    table = (folder / "recl-table.csv").read_text().splitlines()
-    assert len(table) == 4 and table[0].startswith("run,r = 0.1,r = 0.5,r = 1.0,")
-    assert len((folder / "recl-gains.csv").read_text().splitlines()) == 1 + 3 * 10
-    assert len((folder / "recl-perplexity.csv").read_text().splitlines()) == 1 + 3 * 4
+    run = SimpleNamespace(name="rec", folder=runs / "rec", studies={"recl": found}, problems=[])
+    maps = study_maps(run, "recl")
+    assert [drawn.title.rpartition(" ")[2] for drawn in maps] == ["rec", "one", "two"]
+    for drawn in maps:
+        assert drawn.x_values == drawn.y_values == [8, 16, 24, 32]
+        np.testing.assert_array_equal(drawn.values_RC < 0, np.tri(4, k=-1, dtype=bool))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +150,13 @@ def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeyp
     kept = []
     monkeypatch.setattr(study, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
     found = study.Recl(7, 45, 9).measure(recurrent, {"other": recurrent}, np.arange(7), 0)
-    assert found["contexts"] == CONTEXTS.tolist() and found["numbers"]["positions"] == 9
+    assert found["numbers"]["positions"] == 9
     for i, (row, curve) in enumerate(zip(found["table"], found["series"], strict=True)):
         for share in (0.1, 0.5, 1.0):
             expected = effective_context(np.stack(kept), i, CONTEXTS, share)
             assert (row[f"r{share}"], row[f"r{share}_ended"]) == expected
+        assert curve["x"] == CONTEXTS.tolist()
         assert curve["y"] == pytest.approx(perplexities(np.stack(kept))[i])
+        upper = np.triu_indices(len(CONTEXTS))
+        expected_CC = gains(np.stack(kept), i, 0.1).clip(0)
+        np.testing.assert_allclose(found["arrays"][f"gains_{i}"][upper], expected_CC[upper])

@@ -309,19 +309,6 @@ def texts(base):
     return Subject(spoil, read, is_right)
 
 
-STUDY = """{"study": "compare", "run": "run", "step": 6, "split": "test", "against": "cleared",
-"documents": [0], "numbers": {"bits": 1.5, "count": null}, "verdict": "So it is.",
-"series": [{"name": "a", "x": [0, 1, 2], "y": [1.0, 2.0, 0.5], "x_label": "x", "y_label": "y",
-"borders": [1], "errors": [0.1, 0.1, 0.1]}], "excerpts": [{"direction": "better", "rank": 0,
-"token": 3, "title": "t", "kind": "other", "last_seen": 4, "where": "window", "recalled": true,
-"nats": 1.0, "other_nats": 2.0, "before": "b", "text": "t", "after": "a"}],
-"table": [{"run": "run", "r0.1": 3, "r0.1_ended": false}], "contexts": [1, 2],
-"gains": {"run": [[1.0, 0.5], [null, 1.0]]}, "texts": [{"title": "t", "parts": [["a", true]]}]}"""
-MAPS = """{"study": "attention", "numbers": {}, "series": [], "verdict": "", "arrays": "maps.npz",
-"maps": [{"array": "m", "title": "t", "caption": "c", "x_label": "x", "y_label": "y",
-"x_ends": [0, 2], "y_ends": [0, 1], "x_borders": [1], "y_borders": [], "marked": [1]}]}"""
-
-
 def a_run_folder(base):
     make_run(
         base,
@@ -332,13 +319,8 @@ def a_run_folder(base):
         records=[{"step": s, "train/loss": 1 / s, "train/bits_per_token": 1.0} for s in (1, 2, 3)],
         settings={"BlockRecurrentTransformer.width": 1024},
     )
-    (base / "studies").mkdir()
-    (base / "studies" / "compare-cleared.json").write_text(STUDY)
-    (base / "studies" / "attention.json").write_text(MAPS)
-    np.savez(base / "studies" / "maps.npz", m=np.arange(6.0).reshape(2, 3))
     of_json = ["evaluation_test.json", "stands_for.json", "metrics.jsonl"]
-    of_json += ["studies/compare-cleared.json", "studies/attention.json"]
-    others = ["operative_config.gin", "config.gin", "studies/maps.npz"]
+    others = ["operative_config.gin", "config.gin"]
 
     def read(folder):
         page = base.parent / "report.html"

@@ -52,8 +52,6 @@ def study(text):
         "excerpts": [excerpt | {"nats": 1.0, "last_seen": 3, "rank": 0}],
         "texts": [{"title": text, "parts": [[text, True], [text, False]]}],
         "table": [{text: text, "run": f"2 ±{text}", "r0.1": 1.0}],
-        "contexts": [1, 2],
-        "gains": {text: [[1, 2], [3, 4]]},
     }
 
 

@@ -1,9 +1,9 @@
 """Heat maps of matrices."""
 
-import os
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,11 +107,9 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
     """Returns the maps of a `Run`'s study; notes a damaged file as a problem of the run."""
     study = run.studies[name]
     label = re.sub(r"\W+", "_", f"{name}_{run.name}")
-    if "gains" in study:
-        return _gains(label, study)
     if not (entries := study.get("maps")):
         return []
-    path = run.folder / "studies" / str(study.get("arrays"))
+    path = run.folder / "studies" / Path(str(study.get("arrays"))).name
     try:
         # NumPy does not close a damaged file that it has opened.
         with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
@@ -135,21 +133,3 @@ def _map(label, content, entry):
             raise ValueError(f"{array} has no value for each row and column")
     name = re.sub(r"\W+", "_", f"{label}_{array:.40}")
     return HeatMap(**fields | {"name": name, "values_RC": values_RC})
-
-
-def _gains(label, study):
-    contexts = study["contexts"]
-    return [
-        HeatMap(
-            f"{label}_gains_{number}",
-            f"Gains of longer contexts: {os.path.basename(model.rstrip('/'))}",
-            "Perplexity that the longer context takes off, beside the group's best with the "
-            "short one, r = 0.1: dark far to the right is a long memory (Figure 3).",
-            "longer context, tokens",
-            "short context, tokens",
-            np.array([[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]),
-            contexts,
-            contexts,
-        )
-        for number, (model, gains_CC) in enumerate(study["gains"].items(), 1)
-    ]
