@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -78,9 +78,8 @@ class MemoryUse(Study):
             states.append("swapped")
         recordings = {state: run.recording(state, documents) for state in states}
         numbers, series = costs(recordings, run.store, documents)
-        measures, carrying = gates_and_gradients(run, documents, self.segments)
-        numbers |= measures
-        return content(numbers, series, summary(numbers, carrying))
+        numbers |= gates_and_gradients(run, documents, self.segments)
+        return content(numbers, series, summary(numbers))
 
 
 def costs(
@@ -136,21 +135,18 @@ def costs(
     return numbers, series
 
 
-def gates_and_gradients(
-    run: RecordedRun, documents: np.ndarray, segments: int
-) -> tuple[dict[str, float], list[int]]:
+def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int) -> dict[str, float]:
     """Measures the first segments of each batch element, without documents' first ones.
 
     Returns:
         Means over segments of the model's metrics, such as `layer9/state_share`; of each layer with
         a state `gradient_norm`, of a segment's nats with respect to the state before it, and
         `gradient_share`, that norm times the state's over the segment's nats; and half-lives, at
-        the mean `kept`, and of a state's entries at the `PERCENTILES` with fixed gates. And the
-        layers with a state; further caches count as layers.
+        the mean `kept`, and of a state's entries at the `PERCENTILES` with fixed gates. Further
+        caches count as layers.
     """
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
-    carrying = with_state(caches)
     prefetch = Prefetch(stream, run.mesh, 0, stream.num_steps)
     measured: list[dict[str, float]] = []
     try:
@@ -174,7 +170,7 @@ def gates_and_gradients(
             numbers[name] = half_life
         lives = zip(PERCENTILES, _fixed_half_lives(run, layer))
         numbers |= {f"{name}_p{percent}": value for percent, value in lives}
-    return numbers, list(carrying)
+    return numbers
 
 
 def _layers(numbers: Mapping[str, float]) -> list[int]:
@@ -245,7 +241,7 @@ def _fixed_half_lives(run, number):
     return tuple(_half_life(kept) * run.window for kept in np.percentile(kept_D, PERCENTILES))
 
 
-def summary(numbers: Mapping[str, float], carrying: Collection[int]) -> str:
+def summary(numbers: Mapping[str, float]) -> str:
     changes = [
         f"{numbers[f'cost_{state}']:+.4f} {words}"
         for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
@@ -254,8 +250,7 @@ def summary(numbers: Mapping[str, float], carrying: Collection[int]) -> str:
     return (
         f"{_head(numbers)}: cleared before every segment, later segments cost "
         f"{numbers['cost_cleared']:+.4f} ± {numbers['cost_cleared_error']:.4f} bits per token "
-        f"(kept {numbers['bits_kept']:.4f}), {', '.join(changes)}; "
-        f"{'; '.join(_of_layers(numbers, carrying)) or 'the model reports no gates'}. {RULE}"
+        f"(kept {numbers['bits_kept']:.4f}), {', '.join(changes)}. {RULE}"
         f"{OWN_RULE if 'cost_swapped' in numbers else ''}"
     )
 
@@ -272,31 +267,3 @@ def _head(numbers: Mapping[str, float]) -> str:
     if numbers["cost_swapped"] <= max(2 * numbers["cost_swapped_error"], OWN_SHARE * cost):
         return f"A state is used{hardly}, but another document's would do as well as its own"
     return f"This document's state is used{hardly}"
-
-
-def _of_layers(numbers: Mapping[str, float], carrying: Collection[int]) -> list[str]:
-    def of_each(measure):
-        values = ((layer, numbers.get(f"layer{layer}/{measure}")) for layer in _layers(numbers))
-        return [(layer, value) for layer, value in values if value is not None]
-
-    clauses = [
-        f"layer{layer} takes {share:.1%} of what attention {words}"
-        for measure, words in (
-            ("state_share", "adds from its states"),
-            ("memory_share", "reads from its memory"),
-        )
-        for layer, share in of_each(measure)
-        if share or layer in carrying
-    ]
-    norms = of_each("gradient_norm")
-    clauses += [
-        f"a gradient of norm {norm:.2g} nats reaches them in layer{layer}"
-        for layer, norm in norms
-        if norm
-    ]
-    if norms and not any(norm for _, norm in norms):
-        clauses.append("no gradient of the loss reaches it")
-    return clauses + [
-        f"half of layer{layer}'s state is left after {half_life:,.0f} tokens"
-        for layer, half_life in of_each("half_life_tokens")
-    ]
