@@ -24,7 +24,6 @@ from brt.studies.study import (
     choose_documents,
     content,
     curve,
-    parts_of,
     scored_weights,
     weighted,
 )
@@ -35,7 +34,6 @@ DRAWN = 5
 """Documents with a curve and excerpts, as in the paper; numbers are of all that are read."""
 POINTS = 4000
 """Points of a curve; longer documents show the largest difference of each stretch."""
-PARTS = 16
 WHERE = ("window", "segment", "beyond", "never")
 """Last occurrence of a word: within attention, within the segment, before it, nowhere."""
 DISTANCES = 1, 32, 100, 320, 1_000, 3_200, 10_000, 32_000, 100_000
@@ -108,9 +106,8 @@ def compare(
     Returns:
         `difference_bits` is positive where the run is better; `better_top4_recalled` and the like
         count the `SHOWN` and `COUNTED` largest differences of each document, and excerpts are of
-        the `SHOWN` largest. Curves are of each document (Figures 4 and 5), by offset in a segment,
-        and of words by the tokens since their last occurrence, with the number of words and of
-        their tokens.
+        the `SHOWN` largest. Curves are of each document (Figures 4 and 5), and of words
+        by the tokens since their last occurrence, with the number of words and of their tokens.
     """
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
@@ -154,8 +151,6 @@ def compare(
             first = [word for rank, word in ranked if rank < number]
             counts = _counts(first, segment_length)
             numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
-    better = [word.token for _, word in top["better"]]
-    curves += _by_part(differences, weights, better, segment_length)
     both = {"run": own_nats, "compared with": other_nats}
     curves += _by_distance(both, since, kinds, weights)
     return content(numbers, curves, _summary(numbers), excerpts=excerpts)
@@ -248,25 +243,6 @@ def _curve(title, difference_T, scored_T, segment_length):
     bits = np.round(difference_T[tokens] / LN2, 4).tolist()
     borders = list(range(segment_length, len(difference_T), segment_length))
     return curve(title, tokens.tolist(), bits, "token", "difference, bits", borders=borders)
-
-
-def _by_part(differences, weights, top: list[int], segment_length):
-    parts = min(PARTS, segment_length)
-    offsets = np.round(np.linspace(0, segment_length, parts + 1)[:-1]).astype(int).tolist()
-    sums, counts = np.zeros(parts), np.zeros(parts)
-    for difference_T, weights_T in zip(differences, weights):
-        part_T = parts_of(np.arange(len(difference_T)), segment_length, parts)
-        sums += np.bincount(part_T, difference_T * weights_T, parts)
-        counts += np.bincount(part_T, weights_T, parts)
-    bits = np.round(sums / np.where(counts > 0, counts, 1.0) / LN2, 6).tolist()
-    part_of = parts_of(np.array(top, int), segment_length, parts)
-    number = np.bincount(part_of, minlength=parts).tolist()
-    position = "position in the segment"
-    of = f"of the {COUNTED} largest differences of each document"
-    return [
-        curve(f"difference by {position}", offsets, bits, position, "difference, bits per token"),
-        curve(f"top tokens by {position}", offsets, number, position, of),
-    ]
 
 
 def _by_distance(nats: dict[str, list[np.ndarray]], since, kinds, weights):

@@ -17,7 +17,6 @@ from brt.studies.study import (
     Study,
     content,
     curve,
-    parts_of,
     scored_weights,
     sums_by_position,
     weighted,
@@ -47,7 +46,7 @@ class Positions(Study):
 def loss_by_position(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> Content:
-    """Returns the cross-entropy by position, and of the first model by part of a segment.
+    """Returns the cross-entropy by position, and by part of a segment and of a block.
 
     Cumulative bits at position x are the weighted mean over the first x tokens of all documents, or
     all tokens of shorter ones; the others are means from x to below 2x. Parts of segments and
@@ -78,8 +77,7 @@ def loss_by_position(
         series.append(
             curve(f"from a position, {name}", doubled[kept].tolist(), means.tolist(), *labels)
         )
-        if len(cumulative) == 1:
-            series += _by_part(name, recording.manifest, bits_T, weights_T)
+        series += _by_part(name, recording.manifest, bits_T, weights_T)
     reaching = (lengths_D[:, None] >= grid_X).sum(0).tolist()
     labels = "position, tokens", "documents that reach it"
     series.append(curve("documents", positions, reaching, *labels))
@@ -97,7 +95,7 @@ def _by_part(name, manifest, bits_T, weights_T):
     begin = segment_length if len(bits_T) > segment_length else 0
     for unit, length in (("segment", segment_length), ("block", manifest["window"])):
         parts = min(PARTS, length)
-        part_T = parts_of(np.arange(begin, len(bits_T)), length, parts)
+        part_T = np.arange(begin, len(bits_T)) % length * parts // length
         sums = np.bincount(part_T, bits_T[begin:], parts)
         counts = np.bincount(part_T, weights_T[begin:], parts)
         known = np.flatnonzero(counts)

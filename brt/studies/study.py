@@ -172,11 +172,6 @@ def sums_by_position(by_document: Iterable[np.ndarray], length: int) -> np.ndarr
     return total
 
 
-def parts_of(offsets_T: np.ndarray, length: int, parts: int) -> np.ndarray:
-    """Returns the index of the equal part of a segment or block that contains each offset."""
-    return offsets_T % length * parts // length
-
-
 def ratio_and_error(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Returns sum(values) / sum(weights) and its standard error; 0 for a single pair."""
     total, count = float(weights.sum()), len(values)

@@ -1,5 +1,6 @@
 """Loss by position, against loops over tokens."""
 
+import itertools
 import math
 
 import numpy as np
@@ -55,12 +56,13 @@ def part_of(found, unit, name):
 def test_places_are_means_over_all_but_first_segments(made):
     store, recordings, nats = made
     found = loss_by_position(recordings, store, range(6))
-    for unit, length in (("segment", SEGMENT), ("block", WINDOW)):
-        part = part_of(found, unit, "one")
+    units = ("segment", SEGMENT), ("block", WINDOW)
+    for name, (unit, length) in itertools.product(("one", "two"), units):
+        part = part_of(found, unit, name)
         for x, y in zip(part["x"], part["y"], strict=True):
             tokens = [
                 value
-                for document in nats["one"]
+                for document in nats[name]
                 for position, value in enumerate(document)
                 if position >= SEGMENT and position % length == x
             ]
