@@ -2,12 +2,9 @@
 
 import io
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
-from brt.checks import OneOf
-from brt.storage.json_files import DamagedFile, Fields, read_json
 from brt.storage.paths import as_path
 from brt.storage.replaced_files import replace_file, replace_json
 from brt.studies.study import LN2, Content
@@ -23,16 +20,13 @@ SEEN = {
 def write_study(content: Content) -> str:
     """Writes and prints a study; returns the file's path.
 
-    The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`. Arrays go to an .npz
-    next to it and tables to CSV files. A file of another store, or of another run with the name of
-    the compared one, is kept under the name of that store's or run's folder.
+    The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`, and replaces an
+    earlier one. Arrays go to an .npz next to it.
     """
     folder = as_path(content["run"]) / "studies"
     folder.mkdir(exist_ok=True)
-    other = Path(content["other"]).resolve().name if "other" in content else None
-    other = other or content.get("against")
+    other = _name_of_other(content) if "other" in content else content.get("against")
     name = f"{content['study']}-{other}" if other else content["study"]
-    _keep_earlier(folder, name, content)
     content = dict(content)
     if arrays := content.get("arrays"):
         content["arrays"] = f"{name}.npz"
@@ -42,27 +36,10 @@ def write_study(content: Content) -> str:
     return str(folder / f"{name}.json")
 
 
-def _keep_earlier(folder, name, content):
-    if not (folder / f"{name}.json").exists():
-        return
-    arrays = Annotated[str, OneOf((f"{name}.npz",))]
-    form = Fields({}, {"store": str, "other": str, "arrays": arrays})
-    try:
-        earlier = read_json(folder / f"{name}.json", form, "it is replaced")
-    except DamagedFile:
-        return
-    folders = [
-        Path(earlier[key]).resolve().parent.name
-        for key in ("store", "other")
-        if key in earlier and Path(earlier[key]).resolve() != Path(content.get(key, "")).resolve()
-    ]
-    if not folders:
-        return
-    kept = f"{name}-{folders[0]}"
-    if "arrays" in earlier:
-        (folder / earlier["arrays"]).rename(folder / f"{kept}.npz")
-        earlier["arrays"] = f"{kept}.npz"
-    replace_json(folder, f"{kept}.json", earlier)
+def _name_of_other(content):
+    """Returns the name of the compared run: RUN next to the run itself, FOLDER-RUN elsewhere."""
+    run, other = (Path(content[key]).resolve() for key in ("run", "other"))
+    return other.name if other.parent == run.parent else f"{other.parent.name}-{other.name}"
 
 
 def compared_with(content: Content) -> str:

@@ -174,29 +174,26 @@ def test_the_best_rule_that_reads_no_question_is_reported():
     assert (numbers["rule_accuracy"], numbers["rule_rank"]) == (0.6, 2)
 
 
-def test_a_study_of_another_store_keeps_the_earlier_one(measured, tmp_path):
+def test_a_study_replaces_an_earlier_one_of_its_name(measured, tmp_path):
     _, content = measured
-    short = content | {"run": str(tmp_path), "store": "stores/short/test", "step": 1}
-    long = short | {"store": "stores/long/test", "step": 2}
-    for each in (short, long, long):
-        write_study(each)
-    studies = tmp_path / "studies"
-    assert {path.name for path in studies.iterdir()} == {
-        f"{name}.{ending}" for name in ("answers", "answers-short") for ending in ("json", "npz")
-    }
-    kept, newest = read_study(studies / "answers-short.json"), read_study(studies / "answers.json")
-    assert (kept["step"], newest["step"]) == (1, 2) and kept["arrays"] == "answers-short.npz"
+    for step in (1, 2):
+        write_study(content | {"run": str(tmp_path), "step": step})
+    assert {path.name for path in tmp_path.glob("studies/*")} == {"answers.json", "answers.npz"}
+    assert read_study(tmp_path / "studies" / "answers.json")["step"] == 2
 
 
-def test_a_comparison_with_a_run_of_the_same_name_is_kept(tmp_path, monkeypatch):
+def test_runs_of_one_name_are_compared_in_files_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    content = {"study": "compare", "run": str(tmp_path), "store": "stores/text/test"}
-    for other in ("first/base", tmp_path / "first/base", "second/base", "./second/base"):
+    (tmp_path / "runs" / "rec").mkdir(parents=True)
+    content = {"study": "compare", "run": "runs/rec"}
+    for other in ("runs/base", "./runs/base", "first/base", "second/base", tmp_path / "base"):
         write_study(content | {"other": str(other)})
-    studies = {path.stem: read_study(path)["other"] for path in tmp_path.glob("studies/*")}
+    studies = {path.stem: read_study(path)["other"] for path in tmp_path.glob("runs/rec/studies/*")}
     assert studies == {
-        "compare-base-first": str(tmp_path / "first/base"),
-        "compare-base": "./second/base",
+        "compare-base": "./runs/base",
+        f"compare-{tmp_path.name}-base": str(tmp_path / "base"),
+        "compare-first-base": "first/base",
+        "compare-second-base": "second/base",
     }
 
 
