@@ -8,7 +8,6 @@ Every figure and table is also written to report_files/, as PNG and CSV.
 Runs may still be in training. Archives of run folders (`.tar.bz2`) may be named like the folders.
 """
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -186,17 +185,15 @@ def report(
         raise ValueError(f"{folder} is a link: remove it, or give another --output.")
     folder.mkdir(parents=True, exist_ok=True)
     shown = [item for *_, parts in sections for item in page.items(parts)]
-    content = [item.as_json() for item in shown if isinstance(item, Table)]
+    plots = [item for item in shown if not isinstance(item, Table)]
     for item in shown:
         _write(folder / f"{item.name}.csv", item.as_csv())
-        if not isinstance(item, Table):
-            _write(folder / f"{item.name}.png", image(item, "png"))
-    whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    _write(folder / "tables.json", whole)
+    for plot in plots:
+        _write(folder / f"{plot.name}.png", image(plot))
     _write(Path(output), page.page(title, sections, problems, texts))
     for problem in problems:
         print(f"Note: {printable(problem)}")
-    return 2 * len(shown) - len(content) + 1
+    return len(shown) + len(plots)
 
 
 def _shown(items) -> list[Part]:

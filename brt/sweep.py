@@ -24,7 +24,6 @@ docs/reproduction.md.
 """
 
 import contextlib
-import json
 import re
 import shlex
 import sys
@@ -111,7 +110,7 @@ def main() -> None:
         return
     for table in write_tables(folder, sweep, runs, step_times):
         print(f"\n{table.as_markdown()}")
-    names = [name for name in ("tables.md", "tables.json", "sweep.svg") if (folder / name).exists()]
+    names = [name for name in ("tables.md", "sweep.png") if (folder / name).exists()]
     print(f"\nWritten to {folder}: {', '.join(names)}. To look at it:")
     print(f"python -m brt.report {shlex.quote(str(folder))}")
 
@@ -206,7 +205,7 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 def write_tables(
     folder: Path, sweep: Sweep, runs: Sequence[SweepRun], step_times: Path
 ) -> list[Table]:
-    """Writes tables.md, tables.json and sweep.svg; returns the tables."""
+    """Writes tables.md and sweep.png; returns the tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     opened = open_runs([run.workdir for run in runs], FLAGS.allow_imports)
     entries = collect(opened, sweep)
@@ -215,12 +214,9 @@ def write_tables(
         filled = paper_tables(paper, entries, times).values()
         tables += [table for table in filled if table.has_measurements]
     with contextlib.suppress(MissingExtra):
-        replace_file(folder, "sweep.svg", image(entry_plot(entries, sweep.split), "svg"))
+        replace_file(folder, "sweep.png", image(entry_plot(entries, sweep.split)))
     shown = "\n".join(table.as_markdown() for table in tables)
     replace_file(folder, "tables.md", shown.encode())
-    content = [table.as_json() for table in tables]
-    whole = json.dumps(content, indent=1, ensure_ascii=False)
-    replace_file(folder, "tables.json", whole.encode())
     return tables
 
 

@@ -329,7 +329,7 @@ def show(folder: str) -> list[dict[str, Any]]:
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:
         out.write(as_csv(rows))
     with open(os.path.join(folder, "scaling.png"), "wb") as picture:
-        picture.write(image(plot(rows), "png"))
+        picture.write(image(plot(rows)))
     return rows
 
 

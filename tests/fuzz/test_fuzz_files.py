@@ -352,7 +352,7 @@ SUBJECTS = {
 @pytest.mark.parametrize("kind", SUBJECTS)
 @pytest.mark.usefixtures("collect_garbage")
 def test_spoilt_files_are_refused_or_give_what_was_written(scale, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("brt.report.image", lambda plot, kind: b"")  # which pages do not need
+    monkeypatch.setattr("brt.report.image", lambda plot: b"")  # which pages do not need
     make, seed, counts = SUBJECTS[kind]
     tally, subject = Tally(kind), make(tmp_path / "base")
     for number, rng in draws(seed, counts[scale]):

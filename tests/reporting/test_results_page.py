@@ -190,7 +190,7 @@ def test_the_figure_of_times_has_every_seed(tmp_path):
     mean, seeds = plot.lines
     assert plot.rows == ("Rec, fixed gate, W = 8: 1.50",)
     assert (mean.name, mean.y, seeds.y) == ("Rec, fixed gate", [0.25], [0.25, 0.25])
-    assert image(plot, "png")[:4] == b"\x89PNG"
+    assert image(plot)[:4] == b"\x89PNG"
 
 
 def test_an_archive_has_all_records_and_is_reproducible(tmp_path):

@@ -1,4 +1,4 @@
-"""Figures as CSV, in the page, and as PNG and SVG files, by Altair."""
+"""Figures as CSV, in the page, and as PNG files, by Altair."""
 
 import io
 import textwrap
@@ -269,9 +269,9 @@ def chart(shown: Any, ink: str = INK, **properties: Any) -> Any:
     )
 
 
-def image(shown: Any, kind: str) -> bytes:
+def image(shown: Any) -> bytes:
+    """Returns a `Plot` or `HeatMap` as a PNG file."""
     extra_library("vl_convert", "brt.report", "report")
-    file: Any = io.StringIO() if kind == "svg" else io.BytesIO()
-    chart(shown, "#222222", background="white").save(file, format=kind, scale_factor=SCALE)
-    content = file.getvalue()
-    return content.encode() if kind == "svg" else content
+    file = io.BytesIO()
+    chart(shown, "#222222", background="white").save(file, format="png", scale_factor=SCALE)
+    return file.getvalue()

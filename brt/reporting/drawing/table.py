@@ -1,7 +1,6 @@
-"""Tables of published and measured numbers as Markdown, CSV and JSON; page.html has the HTML."""
+"""Tables of published and measured numbers as Markdown and CSV; page.html has the HTML."""
 
 import itertools
-import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -123,28 +122,9 @@ class Table(NamedTuple):
             lines.append(line([cell.text for cell in row], values))
         return csv_text(lines)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "title": self.title,
-            "caption": self.caption,
-            "columns": self.heads(),
-            "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
-        }
-
 
 def plain_table(
     name: str, title: str, caption: str, titles: Iterable[str], rows: Iterable[Iterable[Any]]
 ) -> Table:
     cells = [[x if isinstance(x, Cell) else Cell(str(x)) for x in row] for row in rows]
     return Table(name, title, caption, [Column("", text) for text in titles], cells)
-
-
-def _cell_json(cell):
-    entry = {"text": cell.text}
-    if cell.values:
-        # JSON has no NaN.
-        entry["values"] = [value if math.isfinite(value) else None for value in cell.values]
-    if cell.note:
-        entry["note"] = cell.note
-    return entry

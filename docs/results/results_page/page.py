@@ -83,6 +83,6 @@ def write_results(folder: Path) -> Results:
             if kind == "figure" and name in found.plots:
                 plot = found.plots[name]
                 (folder / "figures" / f"{name}.csv").write_text(plot.as_csv(), encoding="utf-8")
-                (folder / "figures" / f"{name}.png").write_bytes(image(plot, "png"))
+                (folder / "figures" / f"{name}.png").write_bytes(image(plot))
         page.write_text(filled, encoding="utf-8")
     return found
