@@ -37,7 +37,6 @@ from brt.reporting.sweep_folder import (
     is_sweep_folder,
     read_sweep,
     run_folders,
-    sweep_of_runs,
 )
 from brt.reporting.sweep_tables import cards, results
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
@@ -83,28 +82,27 @@ def main(folders: Sequence[str]) -> None:
 def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
     """Returns the run folders of paths that may be sweeps.
 
-    Also returns the sweep that all of them belong to, or None, and sentences on runs that did not
-    begin.
+    Also returns the sweep, if the only path is one, and sentences on runs that did not begin.
     """
     folders: list[str] = []
     notes: list[str] = []
+    sweep = None
     for path in paths:
         if is_remote(path) or path.endswith(ENDING) or not is_sweep_folder(path):
             folders.append(path)
             continue
-        found, waiting = run_folders(Path(path), read_sweep(Path(path)))
+        sweep = read_sweep(Path(path))
+        found, waiting = run_folders(Path(path), sweep)
         folders += map(str, found)
         notes += waiting
-    folder = None if any(map(is_remote, folders)) else sweep_of_runs(folders)
-    sweep = read_sweep(folder) if folder and len(folders) > 1 else None
-    return folders, sweep, notes
+    named = list(map(os.path.realpath, folders))
+    for path in named:
+        if named.count(path) > 1:
+            raise ValueError(f"{path} is named twice: name each run once.")
+    return folders, sweep if len(paths) == 1 else None, notes
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
-    archives = [Path(path).resolve() for path in paths if path.endswith(ENDING)]
-    for archive in archives:
-        if archives.count(archive) > 1:
-            raise ValueError(f"{archive} is named twice: name each archive once.")
     return [_local(path, Path(scratch, str(number))) for number, path in enumerate(paths)]
 
 

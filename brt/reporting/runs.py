@@ -201,11 +201,8 @@ def _shown_name(name):
 def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) -> list[Run]:
     runs = [Run(folder, allow_imports) for folder in folders]
     paths = [run.folder.resolve() for run in runs]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ValueError(f"{path} is named twice: name each run once.")
     depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(paths):
+    while len({path.parts[-depth:] for path in paths}) < len({*paths}):
         depth += 1
     for run, path in zip(runs, paths):
         run.name = _shown_name("/".join(path.parts[-depth:]))

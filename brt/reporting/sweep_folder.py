@@ -3,7 +3,6 @@
 import glob
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,14 +40,6 @@ def sweep_json(sweep: Sweep) -> bytes:
 
 def is_sweep_folder(path: str | Path) -> bool:
     return (Path(path) / SWEEP_FILE).is_file()
-
-
-def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
-    """Returns the sweep folder with all these run folders, or None."""
-    above = {Path(os.path.abspath(folder)).parent for folder in folders}
-    if len(above) != 1 or (runs := above.pop()).name != RUNS:
-        return None
-    return runs.parent if is_sweep_folder(runs.parent) else None
 
 
 def read_sweep(folder: Path) -> Sweep:

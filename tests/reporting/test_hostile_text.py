@@ -15,7 +15,7 @@ from stores import rehash
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 
-from brt.report import local_folders, report
+from brt.report import expanded, local_folders, report
 from brt.reporting import archive
 from brt.reporting.drawing.heat_map import HeatMap
 from brt.reporting.drawing.plots import Line, Plot
@@ -221,7 +221,7 @@ def test_archives_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert [run.name for run in runs] == ["a/run", "b/run"]
     assert all(scratch in run.folder.resolve().parents for run in runs)
     with pytest.raises(ValueError, match=r"a/run\.tar\.bz2 is named twice"):
-        local_folders([paths[0], paths[1], paths[0]], str(tmp_path / "again"))
+        expanded([paths[0], paths[1], paths[0]])
 
 
 def member(name, **fields):

@@ -366,8 +366,8 @@ def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.gin"):
         open_runs([tmp_path])
     run = make_run(tmp_path / "run", "small/slide_5l+corpora/text")
-    with pytest.raises(ValueError, match="named twice"):
-        open_runs([run, run])
+    with pytest.raises(ValueError, match=r"/run is named twice"):
+        command.expanded([str(run), f"{tmp_path}/./run"])
 
 
 def drawn(chart, column):
