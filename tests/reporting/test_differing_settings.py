@@ -17,12 +17,12 @@ from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import Run, open_runs
+from brt.reporting.runs import open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 
 ADDING_RECURRENCE, BLOCK_RECURRENT = map(read_paper, ("adding_recurrence", "block_recurrent"))
-RECURRENT_MEMORY, TRANSFORMER_XL = map(read_paper, ("recurrent_memory", "transformer_xl"))
+RECURRENT_MEMORY = read_paper("recurrent_memory")
 BEGIN = "settings other than the published number's: "
 
 
@@ -124,29 +124,6 @@ def test_another_scales_model_fills_its_row_with_its_size(tmp_path):
         assert f"Trainer.steps = {steps:,} for 500,000" in note
         assert f"Trainer.tokens_per_step = {tokens:,} for 131,072" in note
         assert "recurrent_layers" not in note and "window" not in note
-
-
-RELATIVES = (
-    ("txl_table_1", "transformer_xl/wt103_base+recipes/wikitext103",
-     "cosine.maximum = 0.01", "0.01 for 0.00025"),
-    ("rmt_table_5", "rmt/rmt_wt103_150+recipes/wikitext103",
-     "TransformerXL.dropout = 0.5", "0.5 for 0.1"),
-)  # fmt: skip
-"""A table of another paper, one of its configs, a binding, and the difference in the note."""
-
-
-@pytest.mark.parametrize("name, of_config, binding, difference", RELATIVES)
-def test_the_other_papers_rows_name_a_difference_too(
-    monkeypatch, tmp_path, name, of_config, binding, difference
-):
-    monkeypatch.setattr(Run, "counts", None)  # which builds the model
-    paper = TRANSFORMER_XL if name.startswith("txl") else RECURRENT_MEMORY
-    difference = f"{BEGIN}{binding.partition(' = ')[0]} = {difference}"
-    for folder, bindings, note in (("a", (), ""), ("b", (binding,), difference)):
-        evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
-        run = make_run(tmp_path / folder, of_config, *bindings, evaluations=evaluations)
-        table = table_of([run], paper, name)
-        assert table.has_measurements and table.notes() == [note] * bool(note)
 
 
 PRETRAINED = (

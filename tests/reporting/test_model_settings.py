@@ -1,15 +1,13 @@
 """Settings of any model are found, and combinations of memories fill no published row."""
 
 import pytest
-from fabricated_runs import filled_cells, make_run
+from fabricated_runs import make_run
 from paths import CONFIGS
 
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.model_settings import model_name, owners
 from brt.reporting.paper_positions import system_and_size
-from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.run_tables import overview
 from brt.reporting.runs import open_runs
 
@@ -47,19 +45,6 @@ def test_memories_combined_anew_are_no_published_system(name, bindings):
     model = model_name(settings)
     assert published != model
     assert system_and_size(settings | read_gin("\n".join(bindings))) == (model, None)
-
-
-def test_a_run_of_them_fills_no_published_row(tmp_path):
-    def filled(folder, *bindings):
-        run = make_run(folder, "pg19_slide_12l", *bindings, evaluations={"test": 2.0})
-        paper = read_paper("block_recurrent")
-        table = paper_tables(paper, collect(open_runs([run])))["table_1"]
-        published = {row.labels[0] for row in paper.table("table_1").rows}
-        return [label in published for label, *_ in filled_cells(table)]
-
-    assert filled(tmp_path / "published") == [True]
-    mine = "BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"
-    assert filled(tmp_path / "combined", mine) == [False]
 
 
 @pytest.mark.parametrize(
