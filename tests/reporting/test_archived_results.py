@@ -1,20 +1,24 @@
 """The pages of results agree with the archived records."""
 
+import copy
 import csv
 import functools
 import itertools
 import math
 import re
 import shutil
+import tomllib
 from collections import Counter
 
 import numpy as np
 import pytest
 from paths import ROOT
+from scipy.stats import ttest_1samp
 
 pytest.importorskip("altair", reason='the pages need pip install -e ".[report]"')
 
-from results_page.page import MARKED, NOT_RUN, write_results
+from results_page import records
+from results_page.page import MARKED, NOT_RUN, SPECS, write_results
 from results_page.records import accuracy
 
 from brt.data.tasks.answers import answers_of
@@ -276,6 +280,144 @@ def test_numbers_of_far_queries_are_those_of_the_studies(built):
     assert found["mqar_64", 1024] == {94, 188, 195} and found["mqar_64", 16384] - {0} == {36, 73}
     # Runs at rates that the table does not show read other documents.
     assert found["mqar", 256] >= {95, 139} and found["mqar", 4096] >= {38, 73}
+
+
+PLAIN, CELL, DELTA = "window (Slide)", "Rec, lstm gate", "gated delta memory"
+FRONT = {PLAIN: "files_half_rate", CELL: "files_half_rate", DELTA: "files_windows"}
+PLANNED = dict.fromkeys(FRONT, "files_windows")
+"""Experiments of the memories in the tables `front` and `files_as_planned`."""
+
+
+def differences(built, ladders, memory, window, measure):
+    """By how much each run of a memory is below the plain stack with its window, by seed."""
+
+    def by_seed(memory):
+        found = {}
+        for run in runs_of(built, ladders[memory]):
+            bound = {name.partition(".")[2]: value for name, value in run.settings.items()}
+            has_cell, has_delta = bound.get("recurrent_layers"), "Delta" in str(bound["memories"])
+            kind = CELL if has_cell else DELTA if has_delta else PLAIN
+            if (kind, bound["window"]) == (memory, window):
+                found[run.seed] = run
+        return found
+
+    own, plain = by_seed(memory), by_seed(PLAIN)
+    return [measure(plain[seed]) - measure(run) for seed, run in sorted(own.items())]
+
+
+def bits(run, split="validation"):
+    return run.evaluations[split]["bits_per_byte"]
+
+
+def late(run):
+    """Bits per byte of the batches of the last fifth of training."""
+    reports = [(r["step"] / run.settings["Trainer.steps"], r["train/bits_per_token"])
+               for r in run.records if "train/bits_per_token" in r]  # fmt: skip
+    scores = run.evaluations["validation"]
+    return np.mean([x for at, x in reports if at > 0.8]) * scores["tokens"] / scores["bytes"]
+
+
+def test_the_front_has_differences_of_runs_with_the_same_seed(built):
+    table, tested = built[1].tables["front"], {}
+    columns = {"improvement": bits, "on fresh text": late,
+               "on the test split": functools.partial(bits, split="test")}  # fmt: skip
+    rows = [dict(zip(table.heads(), row)) for row in table.rows]
+    memories = [(row["memory"].text, int(row["W"].text), row) for row in rows]
+    assert [(memory, window) for memory, window, _ in memories] == [
+        (memory, window) for window in (8, 32, 128) for memory in FRONT
+    ]
+    for memory, window, row in memories:
+        for column, measure in columns.items():
+            values = differences(built, FRONT, memory, window, measure)
+            if memory != PLAIN:
+                assert row[column].values == pytest.approx(values)
+                assert row[column].text == interval(values)
+        for number, ladders in enumerate((FRONT, PLANNED) if memory != PLAIN else ()):
+            values = differences(built, ladders, memory, window, bits)
+            tested[number, memory, window] = ttest_1samp(values, 0).pvalue
+    largest, corrected = 0, {}
+    for rank, key in enumerate(sorted(tested, key=tested.get)):  # Holm's method
+        largest = corrected[key] = max(largest, min(1, tested[key] * (len(tested) - rank)))
+    for memory, window, row in memories:
+        if memory != PLAIN:
+            assert row["p, Holm"].values == pytest.approx([corrected[0, memory, window]])
+    carried = {(memory, window): row["bytes carried"].text for memory, window, row in memories}
+    assert carried[PLAIN, 8] == f"{4 * 2 * 7 * 8 * 64:,}"
+    assert carried[CELL, 8] == f"{4 * (2 * 6 * 8 * 64 + 8 * 64):,}"
+
+
+def test_a_run_on_other_data_or_cut_short_has_no_difference(built):
+    found = {entry.memory: entry for entry in built[1].entries
+             if entry.ladder == "files_half_rate" and entry.fields["W"] == 8}  # fmt: skip
+    plain, entry = found[PLAIN], found[CELL]
+    whole = entry.below(plain, records.bits)
+    other, short = copy.copy(entry.runs[0]), copy.copy(entry.runs[0])
+    other.records = [record | {"data/ledger": "00"} for record in other.records]
+    scores = other.evaluations["validation"]
+    short.evaluations = {"validation": scores | {"step": scores["step"] - 1}}
+    for run in (other, short):
+        changed = entry._replace(group=entry.group._replace(runs=[run, *entry.runs[1:]]))
+        assert changed.below(plain, records.bits) == whole[1:]
+
+
+def answered(built, name):
+    """Of each row of a table of answers: its cells, and the runs at the memory's rate by seed."""
+    specs = tomllib.loads(SPECS.read_text())
+    spec, table = specs["table"][name], built[1].tables[name]
+    for row in table.rows:
+        cells, runs = dict(zip(table.heads(), (cell.text for cell in row))), []
+        for entry in built[1].entries:
+            memory = spec.get("names", {}).get(f"{entry.ladder}/{entry.memory}", entry.memory)
+            rate = specs["rates"].get(entry.ladder, {}).get(entry.memory)
+            sizes = {f"{study['numbers']['carried_bytes']:,.0f}" for run in entry.runs
+                     for study in studies(run, "answers")}  # fmt: skip
+            if (
+                entry.ladder in spec["answers"]
+                and (memory, {cells["bytes carried"]}) == (cells["memory"], sizes)
+                and rate in (None, entry.settings["cosine.maximum"])
+            ):
+                runs += entry.runs
+        yield cells, sorted(runs, key=lambda run: run.seed)
+
+
+def shares(run, name):
+    """The share answered in a series of the study, by x."""
+    found = [s for study in studies(run, "answers") for s in study["series"] if s["name"] == name]
+    return dict(zip(found[0]["x"], found[0]["y"])) if found else {}
+
+
+def test_the_board_has_the_shares_of_all_runs_at_the_chosen_rate(built):
+    columns = {
+        "16 pairs in 64 tokens": ("state kept, 16 facts, by length", 64),
+        "256 tokens back": ("state kept, by distance", 256),
+        "4,096 tokens back": ("state kept, by distance", 4096),
+    }
+    order = []
+    for cells, runs in answered(built, "board"):
+        order.append((cells["memory"], int(cells["bytes carried"].replace(",", ""))))
+        assert len(runs) > 0
+        for column, (name, x) in columns.items():
+            values = [shares(run, name).get(x) for run in runs]
+            texts = ["–" if value is None else f"{value:.2f}" for value in values]
+            expected = " / ".join(texts) if {*texts} != {"–"} else "–"
+            assert cells[column] == expected, cells["memory"]
+    chosen = tomllib.loads(SPECS.read_text())["table"]["board"]["memories"]
+    assert order == [*chosen.items()]
+
+
+def test_reach_and_pairs_are_those_of_the_best_run(built):
+    for cells, runs in answered(built, "mqar_64_recall"):
+        far = [shares(run, "state kept, 64 facts, by length").get(4096, -1) for run in runs]
+        best = runs[far.index(max(far))]
+        reach, pairs = 0, 0
+        for distance, share in shares(best, "state kept, by distance").items():
+            if share < 0.9:
+                break
+            reach = distance
+        for facts in range(2, 65):
+            if shares(best, f"state kept, {facts} facts, by length").get(512, 0) >= 0.9:
+                pairs = facts
+        assert (cells["reach"], cells["pairs"]) == (f"{reach:,.0f}", str(pairs)), cells["memory"]
 
 
 def test_manual_tables_of_settings_and_checksums_agree(built):
