@@ -1,16 +1,17 @@
-"""Recordings: the loss and entropy of every token of a split, on disk.
+"""Recordings: the loss and entropy of every token of a split, in a folder or a bucket.
 
     manifest.json   store, parameters and settings
-    nats.bin        float32, -log p of each token; token i is token i of the store
-    entropy.bin     float32, entropy of the prediction of each token, in nats
-    correct.bin     uint8, 1 where the token had the highest logit
-    done.bin        uint8, one a document, 1 where the document is recorded
+    NUMBER.npz      of each recorded document, a value for each token: nats (float32, -log p),
+                    entropy (float32, of the prediction, in nats), correct (bool, whether the token
+                    had the highest logit)
 
-All little-endian. The manifest of a complete recording has the sha256 of these files.
+A document is recorded if its file exists.
 """
 
 import functools
-from pathlib import Path
+import io
+import os
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,20 +19,17 @@ import numpy as np
 from brt.checks import Count, CountFrom0, Many, Name
 from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import VOCABULARY, TokenStore
-from brt.storage.file_parts import FileArray
-from brt.storage.hashes import check_hash
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
-from brt.storage.paths import is_remote
-from brt.storage.regular_files import check_inside, check_size
+from brt.storage.paths import AnyPath, as_path, is_remote
+from brt.storage.regular_files import check_links, read_bytes
 
-FORMAT = 1
-FILES: dict[str, np.dtype] = {
-    "nats": np.dtype("<f4"),
-    "entropy": np.dtype("<f4"),
-    "correct": np.dtype("u1"),
-    "done": np.dtype("u1"),
-}
-NAMES = tuple(f"{name}.bin" for name in FILES)
+FORMAT = 2
+MANIFEST_FILE = "manifest.json"
+OF_DOCUMENT = re.compile(r"(0|[1-9]\d*)\.npz")
+"""Names of the files of documents."""
+SCORES = {"nats": np.dtype("<f4"), "entropy": np.dtype("<f4"), "correct": np.dtype(bool)}
+CACHED = 64
+"""Documents that a recording keeps in memory; studies read parts of them in any order."""
 MANIFEST = Fields(
     {
         "store": Fields({"folder": Name, "content": str, "vocabulary": VOCABULARY}),
@@ -42,10 +40,7 @@ MANIFEST = Fields(
         "segment_length": Count,
         "window": CountFrom0,
         "documents": Many,
-        "tokens": Many,
-        "complete": bool,
-    },
-    {"hashes": dict[str, str]},
+    }
 )
 
 
@@ -63,21 +58,18 @@ class Recording:
     store: the token store of the recording; None opens the one the manifest names when needed.
 
     Attributes:
-        nats, entropy, correct: float32, float32 and bool (tokens,), read by parts; meaningless for
-            documents that are not done.
         done_D: bool (documents,).
-        copy: owner of the local folder of a recording in a bucket.
     """
 
-    def __init__(self, folder: str | Path, store: TokenStore | None = None):
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike, store: TokenStore | None = None):
+        self.folder = as_path(folder)
+        check_links(self.folder)
         self.manifest = read_manifest(self.folder)
-        self.nats, self.entropy = self._read("nats"), self._read("entropy")
-        self.correct = self._read("correct")
-        self.done_D = self._read("done")[:]
-        self._verify()
+        names = [OF_DOCUMENT.fullmatch(path.name) for path in self.folder.iterdir()]
+        done = {int(match[1]) for match in names if match}
+        self.done_D = np.isin(np.arange(self.manifest["documents"]), list(done))
         self._store = None if store is None else self._checked(store)
-        self.copy: Any = None
+        self._scores = functools.lru_cache(CACHED)(self._read)
 
     @property
     def store(self) -> TokenStore:
@@ -91,10 +83,6 @@ class Recording:
             self._store = self._checked(TokenStore(folder))
         return self._store
 
-    @functools.cached_property
-    def _ends_D(self):
-        return np.cumsum(self.store.lengths_D)
-
     def _checked(self, store):
         if store.manifest["content"] != self.manifest["store"]["content"]:
             raise ValueError(
@@ -103,24 +91,6 @@ class Recording:
             )
         return store
 
-    def _verify(self):
-        if (hashes := self.manifest.get("hashes")) is None:
-            return
-        again = f"delete {self.folder} and record again"
-        if hashes.keys() != set(NAMES):
-            raise DamagedFile(f"{self.folder}/manifest.json has hashes of other files: {again}.")
-        for name, expected in hashes.items():
-            check_hash(self.folder / name, expected, again)
-
-    def _read(self, name):
-        count = self.manifest["documents" if name == "done" else "tokens"]
-        path = self.folder / f"{name}.bin"
-        check_inside(self.folder, [path.name])
-        again = f"delete {self.folder} and record again"
-        check_size(path, count * FILES[name].itemsize, again)
-        dtype = np.dtype(bool) if FILES[name].itemsize == 1 else FILES[name]
-        return FileArray(path, dtype, f"To repair it, {again}.")
-
     def document(self, number: int, start: int = 0, stop: int | None = None) -> DocumentScores:
         """Returns the scores of tokens start to stop of a document, fewer where it ends."""
         if not self.done_D[number]:
@@ -128,10 +98,23 @@ class Recording:
                 f"Document {number} is not in {self.folder} yet: record it with "
                 "`python -m brt.evaluate --record`, which goes on where it stopped."
             )
-        end = int(self._ends_D[number])
-        first = end - int(self.store.lengths_D[number])
-        part = slice(first + start, end if stop is None else min(first + stop, end))
-        return DocumentScores(self.nats[part], self.entropy[part], self.correct[part])
+        return DocumentScores(*(array_T[start:stop] for array_T in self._scores(int(number))))
+
+    def _read(self, number):
+        path = self.folder / f"{number}.npz"
+        wrong = "it has no score for each token"
+        try:
+            with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
+                arrays = [file[name] for name in SCORES]
+            forms = [(array.dtype, array.shape) for array in arrays]
+        except Exception as error:  # NumPy, zipfile and zlib raise their own kinds
+            forms, wrong = [], str(error)
+        length = int(self.store.lengths_D[number])
+        if forms != [(dtype, (length,)) for dtype in SCORES.values()]:
+            raise DamagedFile(f"{path} is damaged ({wrong}): delete it and record again.")
+        for array in arrays:
+            array.flags.writeable = False
+        return arrays
 
 
 def check_aligned(first: Recording, second: Recording) -> None:
@@ -139,9 +122,8 @@ def check_aligned(first: Recording, second: Recording) -> None:
         raise ValueError(f"{first.folder} and {second.folder} {why}, and record again.")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    check_inside(folder, ["manifest.json"])
+def read_manifest(folder: AnyPath) -> dict[str, Any]:
+    path = folder / MANIFEST_FILE
     again = f"delete {folder} and record again"
     try:
         manifest = read_json(path, Fields({"format": int}), again)

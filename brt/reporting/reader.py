@@ -55,11 +55,18 @@ def reader_documents(
     for number in numbers:
         if left <= 0:
             break
-        length = min(int(store.lengths_D[number]), left)
-        holding = [(run, recording) for run, recording in opened if recording.done_D[number]]
-        words = Words(vocabulary, store.tokens(number, 0, length))
-        documents.append(_document(words, store, number, titles[number], holding))
-        left -= length
+        holding = []
+        for run, recording in opened:
+            if recording.done_D[number]:
+                try:
+                    holding.append((run, recording.manifest, recording.document(number)))
+                except (OSError, ValueError) as error:
+                    problems.append(f"A recording was left out: {message(error)}")
+        if holding:
+            length = min(int(store.lengths_D[number]), left)
+            words = Words(vocabulary, store.tokens(number, 0, length))
+            documents.append(_document(words, store, number, titles[number], holding))
+            left -= length
     return documents, problems
 
 
@@ -90,9 +97,8 @@ def _document(words, store, number, title, holding):
     length = len(words.texts)
     scored_T = store.weights(number, 0, length) > 0
     recordings = []
-    for run, recording in holding:
-        scores = recording.document(number)
-        name = f"{run.name}, state {recording.manifest['state']}"
+    for run, manifest, scores in holding:
+        name = f"{run.name}, state {manifest['state']}"
         nats, entropy = (
             _packed(np.where(scored_T, values_T[:length], 0), "<f4")
             for values_T in (scores.nats_T, scores.entropy_T)
@@ -106,7 +112,7 @@ def _document(words, store, number, title, holding):
         "tokens": length,
         "scored": int(scored_T.sum()),
         "whole": int(store.lengths_D[number]),
-        "segment_length": holding[0][1].manifest["segment_length"],
+        "segment_length": holding[0][1]["segment_length"],
         "lengths": _packed([len(text) // 2 for text in shown], "<u2"),  # as JavaScript counts
         "last_seen": _packed(last_seen(words), "<u4"),
         "recordings": recordings,

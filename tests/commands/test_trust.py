@@ -347,7 +347,7 @@ SHARD = ("shard-00000",)
 MADE = {
     "store": (a_store, TokenStore, STORED),
     "sharded store": (functools.partial(a_store, shard_bytes=40), TokenStore, STORED + SHARD),
-    "recording": (a_recording, Recording, ("nats.bin", "manifest.json")),
+    "recording": (a_recording, Recording, ("0.npz", "manifest.json")),
     "model folder": (
         lambda here: shutil.copytree(ROOT / "configs/trained/recall", here / "made"),
         load_run,

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import fsspec
 import jax
@@ -20,6 +21,7 @@ from tiny_run import (
 
 from brt import evaluate, generate, train
 from brt.data.stores import store_cache
+from brt.evaluation.recording import Recording
 from brt.model_folder import load_run
 from brt.storage import paths
 from brt.storage.growing import GrowingFiles
@@ -219,9 +221,9 @@ def test_commands_read_run_config_and_parameters_from_the_bucket(
             path.name: path.read_bytes()
             for path in RemotePath(f"{RUN}/recordings/validation-{state}").files()
         }
-        with open(f"{straight.folder.path}/recordings/validation-{state}/nats.bin", "rb") as file:
-            assert ours["nats.bin"] == file.read()
-        assert json.loads(ours["manifest.json"])["complete"]
+        folder = Path(straight.folder.path, "recordings", f"validation-{state}")
+        assert ours.keys() == {path.name for path in folder.iterdir()}
+        assert all(ours[f"{d}.npz"] == (folder / f"{d}.npz").read_bytes() for d in range(7))
 
     memory = f"{BUCKET}/book.memory"
     options = ("--prompt=the tea", "--max_tokens=0", cache)
@@ -246,8 +248,8 @@ def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_pat
     cache = f"--store_cache={tmp_path / 'cache'}"
     some = ("--documents=2", "--study_seed=1")
     assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", *some, cache)
-    done = RemotePath(f"{RUN}/recordings/validation-kept/done.bin")
-    assert sum(done.read_bytes()) == 2
+    folder = f"{RUN}/recordings/validation-kept"
+    assert Recording(folder).done_D.sum() == 2
     read = []
     import brt.evaluation.recording_writer as recording
 
@@ -259,7 +261,7 @@ def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_pat
 
     monkeypatch.setattr(recording, "DocumentPass", counted)
     assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", cache)
-    assert read == [5, 5] and sum(done.read_bytes()) == 7
+    assert read == [5, 5] and Recording(folder).done_D.all()
 
 
 def test_several_processes_are_refused_a_single_writers_bucket(tiny, monkeypatch):

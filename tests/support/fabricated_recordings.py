@@ -18,14 +18,12 @@ def fabricate(folder, store, nats_by_document, done=None, **manifest) -> Recordi
     """A recording of `store` with the given nats, one array a document."""
     folder = Path(folder)
     folder.mkdir(parents=True)
-    nats = np.concatenate(nats_by_document).astype("<f4")
-    done = np.ones(store.num_documents, "u1") if done is None else np.array(done, "u1")
-    nats.tofile(folder / "nats.bin")
-    (nats / 2).tofile(folder / "entropy.bin")
-    (nats < 1).astype("u1").tofile(folder / "correct.bin")
-    done.tofile(folder / "done.bin")
+    for number, nats in enumerate(nats_by_document):
+        if done is None or done[number]:
+            nats = np.asarray(nats, "<f4")
+            np.savez(folder / f"{number}.npz", nats=nats, entropy=nats / 2, correct=nats < 1)
     content = {
-        "format": 1,
+        "format": 2,
         "store": {
             "folder": str(store.folder),
             "content": store.manifest["content"],
@@ -38,8 +36,6 @@ def fabricate(folder, store, nats_by_document, done=None, **manifest) -> Recordi
         "segment_length": 64,
         "window": 16,
         "documents": store.num_documents,
-        "tokens": store.num_tokens,
-        "complete": bool(done.all()),
     }
     (folder / "manifest.json").write_text(json.dumps({**content, **manifest}))
     return Recording(folder, store)

@@ -2,7 +2,7 @@
 
     python -m tests.support.killed_evaluation N --workdir=RUN --record
 
-N: the write before which it dies.
+N: the file of a document before which it dies.
 """
 
 import itertools
@@ -15,14 +15,14 @@ from brt.evaluation import recording_writer
 
 
 def main():
-    put, numbers, last = recording_writer._put, itertools.count(1), int(sys.argv.pop(1))
+    write, numbers, last = recording_writer.replace_file, itertools.count(1), int(sys.argv.pop(1))
 
-    def dying(file, first, values):
+    def dying(folder, name, data):
         if next(numbers) == last:
             os.kill(os.getpid(), signal.SIGKILL)
-        put(file, first, values)
+        write(folder, name, data)
 
-    recording_writer._put = dying
+    recording_writer.replace_file = dying
     command_line.run(evaluate.main)
 
 
