@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_reading import nats_of, segments
 from tiny_run import PLAIN, build, mesh_of, one_device, random_params, write_config
 
 from brt.data.mixture import MixedStore
@@ -15,7 +16,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.data.token_scores import TokenScores
-from brt.data.vocabularies.base import BEGIN, ByteVocabulary
+from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.scores import TokenSums
 from brt.training.sharding import shardings
@@ -58,27 +59,13 @@ def evaluated():
 
 
 def plain_tokens(experiment, store):
-    """Document, position, target, nats and rightness of all tokens: one document at a time, one
-    block at a time, softmax in NumPy."""
+    """Document, position, target, nats and rightness of all tokens, block by block."""
     params = random_params(experiment)
-
-    @jax.jit
-    def read(params, tokens, caches):
-        return experiment.bind(params)(tokens, caches)
-
     for document in range(store.num_documents):
-        targets = store.tokens(document).astype(int)
-        inputs = np.concatenate([[BEGIN], targets[:-1]])
-        caches = experiment.bind(params).init_caches(1)
-        for start in range(0, len(targets), W):
-            block = np.full((1, W), 77, np.int32)  # what padding holds does not matter
-            part = inputs[start : start + W]
-            block[0, : len(part)] = part
-            logits, caches = read(params, block, caches)
-            logits = np.float64(logits[0])
-            for t, target in enumerate(targets[start : start + W]):
-                nats = math.log(np.exp(logits[t]).sum()) - logits[t, target]
-                yield document, start + t, target, nats, logits[t].argmax() == target
+        for start, logits, targets, _ in segments(experiment, params, store, document, W):
+            rows = zip(targets, nats_of(logits, targets), logits.argmax(-1) == targets)
+            for position, row in enumerate(rows, start):
+                yield document, position, *row
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """Recordings: every token's loss on disk, the same whatever was interrupted on the way."""
 
-import math
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from fabricated_recordings import fabricate
+from plain_reading import nats_of, segments, states_of, with_states
 from tiny_run import (
     TWO_LAYERS,
     build,
@@ -16,7 +16,6 @@ from tiny_run import (
     write_config,
 )
 
-from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.recording_writer import record
@@ -67,43 +66,23 @@ def same(one, two, documents):
     return next(files) == next(files)
 
 
-def states_of(caches):
-    """The states of the recurrent layer."""
-    (memory,) = caches[1].memories
-    return memory.states_BSD
+def plain(made, document, replace=None, **options):
+    """Nats, entropies and rightness of a document, and the states before its segments.
 
-
-def with_states(caches, states_BSD):
-    """The caches with other states of the recurrent layer."""
-    (memory,) = caches[1].memories
-    memory = memory._replace(states_BSD=states_BSD)
-    return caches[0], caches[1]._replace(memories=(memory,))
-
-
-def plain(made, document, replace=None):
-    """Nats, entropies and rightness of a document, segment by segment, in NumPy.
-
-    replace: (segment number, own states) -> the states this segment begins with, of each layer.
+    replace: from the number of a segment but the first to the states that it is read with.
     """
     experiment, store, _, params = made
-    model = experiment.bind(params)
-    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
-    targets = store.tokens(document).astype(int)
-    inputs = np.concatenate([[BEGIN], targets[:-1]])
-    caches, rows, carried = model.init_caches(1), [], []
-    for number, start in enumerate(range(0, len(targets), T)):
-        segment = np.zeros((1, T), np.int32)
-        part = inputs[start : start + T]
-        segment[0, : len(part)] = part
+
+    def change(start, caches):
+        return with_states(caches, replace(start // T)) if start and replace else caches
+
+    rows, carried = [], []
+    options["change"] = change
+    for _, logits, targets, caches in segments(experiment, params, store, document, T, **options):
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        entropy = -(np.exp(log_p) * log_p).sum(-1)
+        rows += zip(nats_of(logits, targets), entropy, logits.argmax(-1) == targets)
         carried.append(states_of(caches))
-        if replace is not None and number:
-            caches = with_states(caches, replace(number, caches))
-        logits, caches = read(params, segment, caches)
-        for t, target in enumerate(targets[start : start + T]):
-            scores = np.float64(logits[0, t])
-            log_p = scores - math.log(np.exp(scores).sum())
-            entropy = -(np.exp(log_p) * log_p).sum()
-            rows.append((-log_p[target], entropy, scores.argmax() == target))
     return np.array(rows), carried
 
 
@@ -125,7 +104,7 @@ def test_states_are_replaced_before_every_segment(made, recorder, state):
     initial = states_of(made[0].bind(made[3]).init_caches(1))
     other = {"cleared": initial, "zeroed": np.zeros_like(initial)}[state]
     recording = recorder(state)
-    rows, _ = plain(made, 6, lambda number, caches: other)
+    rows, _ = plain(made, 6, lambda number: other)
     found = recording.document(6).nats_T
     assert np.allclose(found, rows[:, 0], atol=1e-4)
     kept = recorder().document(6).nats_T
@@ -142,38 +121,12 @@ def test_a_swapped_state_is_the_next_documents_at_that_place(made, recorder):
     last = {d: len(carried[d]) for d in (5, 6)}
     assert last == {5: 4, 6: 7}
 
-    def of(other):
-        return lambda number, caches: carried[other][number]
-
-    expected = plain_swapped(made, 5, of(6))
-    assert np.allclose(recording.document(5).nats_T, expected, atol=1e-4)
+    expected, _ = plain(made, 5, lambda number: carried[6][number], keep_own=True)
+    assert np.allclose(recording.document(5).nats_T, expected[:, 0], atol=1e-4)
     # Up to the end of document 5, whose last state is used afterwards.
-    expected = plain_swapped(made, 6, of(5), stop=last[5])
-    assert np.allclose(recording.document(6).nats_T[: len(expected)], expected, atol=1e-4)
-
-
-def plain_swapped(made, document, replace, stop=None):
-    """Returns nats with states of another document, while the document's states are updated too."""
-    experiment, store, _, params = made
-    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
-    targets = store.tokens(document).astype(int)
-    inputs = np.concatenate([[BEGIN], targets[:-1]])
-    caches, nats = experiment.bind(params).init_caches(1), []
-    for number, start in enumerate(range(0, len(targets), T)):
-        if number == stop:
-            break
-        segment = np.zeros((1, T), np.int32)
-        part = inputs[start : start + T]
-        segment[0, : len(part)] = part
-        used = caches
-        if number:
-            used = with_states(caches, replace(number, caches))
-        logits, _ = read(params, segment, used)
-        _, caches = read(params, segment, caches)
-        for t, target in enumerate(targets[start : start + T]):
-            scores = np.float64(logits[0, t])
-            nats.append(math.log(np.exp(scores).sum()) - scores[target])
-    return nats
+    expected, _ = plain(made, 6, lambda number: carried[5][min(number, 3)], keep_own=True)
+    both = slice(last[5] * T)
+    assert np.allclose(recording.document(6).nats_T[both], expected[both, 0], atol=1e-4)
 
 
 def test_an_evaluation_of_recordings_is_the_evaluation(made, recorder):

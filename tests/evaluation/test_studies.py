@@ -1,6 +1,7 @@
 """Is the memory used, how far back does it reach: against plain loops."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,10 +9,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from plain_reading import nats_of, segments, states_of, with_states
 from random_runs import random_run
 from tiny_run import PLAIN, TWO_LAYERS, build, one_device, write_config
 
-from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.segment_reader import SegmentReader
@@ -102,41 +103,22 @@ def test_an_external_memory_is_weighed_without_a_gradient(tmp_path):
 def test_gradients_reach_the_state_as_differences_say(recurrent):
     numbers = gates_and_gradients(recurrent, np.array([6]), 16)
     assert all(name.startswith("layer1/") for name in numbers)
-    experiment, norms, shares = recurrent.experiment, [], []
-    tokens = recurrent.store.tokens(6).astype(int)
-    inputs = np.concatenate([[BEGIN], tokens[:-1]])
+    norms, shares = [], []
+    document = recurrent.experiment, recurrent.params, recurrent.store, 6, T
+    for begin, _, _, caches in itertools.islice(segments(*document), 1, 3):
 
-    @jax.jit
-    def read(states, segment, caches):
-        model = experiment.bind(recurrent.params)
-        if states is not None:
-            (memory,) = caches[1].memories
-            memory = memory._replace(states_BSD=states)
-            caches = caches[0], caches[1]._replace(memories=(memory,))
-        return model(segment, caches)
+        def nats(states, begin=begin, caches=caches):
+            changed = segments(*document, begin, lambda *_: with_states(caches, states))
+            _, logits, targets, _ = next(changed)
+            return nats_of(logits, targets).sum()
 
-    caches = experiment.bind(recurrent.params).init_caches(1)
-    for number, begin in enumerate(range(0, len(tokens), T)):
-        segment, targets = np.zeros((1, T), np.int32), tokens[begin : begin + T]
-        segment[0, : len(targets)] = inputs[begin : begin + T]
-
-        def nats(states, segment=segment, targets=targets, caches=caches):
-            logits = np.float64(read(states, segment, caches)[0][0, : len(targets)])
-            picked = logits[np.arange(len(targets)), targets]
-            return (np.log(np.exp(logits).sum(-1)) - picked).sum()
-
-        states = np.asarray(caches[1].memories[0].states_BSD)
-        if number:
-            slopes = []
-            for index in np.ndindex(states.shape):
-                step = np.zeros_like(states)
-                step[index] = 0.02
-                slopes.append((nats(states + step) - nats(states - step)) / 0.04)
-            norms.append(np.linalg.norm(slopes))
-            shares.append(norms[-1] * np.linalg.norm(states) / nats(states))
-        caches = read(states, segment, caches)[1]
-        if number == 2:
-            break
+        states, slopes = np.asarray(states_of(caches)), []
+        for index in np.ndindex(states.shape):
+            step = np.zeros_like(states)
+            step[index] = 0.02
+            slopes.append((nats(states + step) - nats(states - step)) / 0.04)
+        norms.append(np.linalg.norm(slopes))
+        shares.append(norms[-1] * np.linalg.norm(states) / nats(states))
     numbers = gates_and_gradients(recurrent, np.array([6]), segments=3)
     assert numbers["layer1/gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
     assert numbers["layer1/gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
@@ -225,29 +207,25 @@ def test_documents_of_one_segment_carry_nothing(recurrent, documents):
 # Reach.
 
 
+def blocks_with_reset(run, document, begin, reset):
+    """The blocks of a document from token `begin`; the states are reset before token `reset`."""
+    empty = states_of(run.experiment.bind(run.params).init_caches(1))
+
+    def change(start, caches):
+        return with_states(caches, empty) if start == reset else caches
+
+    return segments(run.experiment, run.params, run.store, document, W, begin, change)
+
+
 @pytest.mark.parametrize("what", ["state", "context"])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, blocks):
-    experiment, params = recurrent.experiment, recurrent.params
-    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
-    empty = experiment.bind(params).init_caches(1)
     extra, scored = 0.0, 0
 
     def losses(document, begin, reset=None):
         """Nats of each block from `begin` on; the states are reset before block `reset`."""
-        tokens, caches, found = recurrent.store.tokens(document).astype(int), empty, {}
-        inputs = np.concatenate([[BEGIN], tokens[:-1]])
-        for number in range(begin, -(-len(tokens) // W)):
-            if number == reset:
-                caches = caches[0], caches[1]._replace(memories=empty[1].memories)
-            targets = tokens[number * W : (number + 1) * W]
-            segment = np.zeros((1, W), np.int32)
-            segment[0, : len(targets)] = inputs[number * W : (number + 1) * W]
-            logits, caches = read(params, segment, caches)
-            logits = np.float64(logits[0, : len(targets)])
-            picked = logits[np.arange(len(targets)), targets]
-            found[number] = np.log(np.exp(logits).sum(-1)) - picked
-        return found
+        found = blocks_with_reset(recurrent, document, begin * W, reset and reset * W)
+        return {start // W: nats_of(logits, targets) for start, logits, targets, _ in found}
 
     layers = 2
     for document in (5, 6):
@@ -258,7 +236,7 @@ def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, bl
             again = losses(document, begin, reset if what == "state" else None)
             extra += (again[number] - kept[number]).sum()
             scored += len(kept[number])
-    reader = SegmentReader(experiment, recurrent.mesh, 3, W)
+    reader = SegmentReader(recurrent.experiment, recurrent.mesh, 3, W)
     blocks_of = block_starts(recurrent.store, ALL, W, seed=0)
     recording = recurrent.recording("kept")
     found = cost_of_reset(recurrent, reader, recording, blocks_of, what, blocks * W)
@@ -409,19 +387,8 @@ def test_a_reset_is_weighed_by_the_answers_after_it(answering):
     for number, start in asked:
         if start > W:
             begin = max(start - (1 + windows) * W, 0)
-            caches = answering.experiment.bind(answering.params).init_caches(1)
-            empty = caches
-            tokens = store.tokens(number).astype(int)
-            inputs = np.concatenate([[BEGIN], tokens[:-1]])
-            for first in range(begin, start + W, W):
-                if first == start - W:
-                    caches = caches[0], caches[1]._replace(memories=empty[1].memories)
-                targets = tokens[first : first + W]
-                segment = np.zeros((1, W), np.int32)
-                segment[0, : len(targets)] = inputs[first : first + W]
-                logits, caches = answering.experiment.bind(answering.params)(segment, caches)
-            logits = np.float64(logits[0, : len(targets)])
-            nats = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]
+            read = blocks_with_reset(answering, number, begin, start - W)
+            (nats,) = (nats_of(*scores) for first, *scores, _ in read if first == start)
             extra_T = nats - recording.document(number).nats_T[start : start + W]
             extra += (extra_T * store.weights(number, start, start + W)).sum()
     assert found.bits == pytest.approx(extra / later / math.log(2), abs=1e-4)
