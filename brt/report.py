@@ -38,7 +38,7 @@ from brt.reporting.sweep_folder import (
     read_sweep,
     run_folders,
 )
-from brt.reporting.sweep_tables import cards, results
+from brt.reporting.sweep_tables import generated, results
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
@@ -52,6 +52,8 @@ flags.DEFINE_multi_string(
 flags.DEFINE_bool("published", False, "Also show published tables and figures, with these runs.")
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
+MOST_NAMED = 3
+"""Runs that the title of a page names."""
 
 
 def main(folders: Sequence[str]) -> None:
@@ -148,7 +150,7 @@ def report(
     entries = collect(runs, sweep)
     found = results(entries, sweep.title if sweep else "Entries", sweep.split if sweep else None)
     sections: list[tuple[str, str, list[Part]]] = []
-    if first := [*_shown(found), *cards(runs, with_figures=not found)]:
+    if first := [*_shown(found), *generated(runs)]:
         sections.append(("results", "Results", first))
     tables = [run_tables.overview(runs)]
     tables += run_tables.settings_that_differ(entries)
@@ -175,9 +177,9 @@ def report(
 
         texts, more = reader_documents(runs, documents, reader_tokens)
         problems += more
-    title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
-    if found:
-        title = f"{len(entries)} entries, {len(runs)} runs"
+    title = f"{len(entries)} entries, {len(runs)} runs"
+    if len(runs) <= MOST_NAMED:
+        title = ", ".join(run.name for run in runs)
     folder = files_folder(output)
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link: remove it, or give another --output.")

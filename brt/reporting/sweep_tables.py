@@ -1,4 +1,4 @@
-"""Results of entries: means over seeds, paired differences, a figure, or cards."""
+"""Results of entries: means over seeds, paired differences, a figure, and generated text."""
 
 import contextlib
 import itertools
@@ -25,6 +25,9 @@ COMPARED = (
     ("bits per token", "bits_per_token"),
     ("state cleared", "cleared_bits_per_token"),
     ("accuracy", "accuracy"),
+    ("answers right", "answer_accuracy"),
+    ("recall", "recall_accuracy"),
+    ("recall, state cleared", "cleared_recall_accuracy"),
 )
 """Columns of means: title, and name in an evaluation."""
 MAIN = "bits_per_token", "accuracy"
@@ -38,26 +41,17 @@ PAIRED = (
     " Differences are of runs with the same seed. Their intervals are not corrected for the number "
     "of entries."
 )
-MOST_CARDS = 6
-FIGURES = (
-    ("recall_accuracy", "facts recalled", "{:.1%}"),
-    ("answer_accuracy", "answers right", "{:.1%}"),
-    ("bits_per_byte", "bits per byte", "{:.3f}"),
-    ("bits_per_token", "bits per token", "{:.3f}"),
-)
-"""Numbers of a card; it shows the first that was measured."""
+MOST_TEXTS = 6
 
 
 def results(entries: Sequence[Group], title: str, split: str | None = None) -> list[Table | Plot]:
-    """Returns the table and the figure of entries; none if `cards` shows them better."""
+    """Returns the table of entries, and a figure if several runs are of one corpus."""
     stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
     alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
-    if alone and len(entries) <= MOST_CARDS:
-        return []
     if not any(held_out(run, None)[0] for entry in entries for run in entry.runs):
         return []
     plot = entry_plot(entries, split)
-    return [entry_table(entries, title, split), *([plot] if plot.lines else [])]
+    return [entry_table(entries, title, split), *([plot] if plot.lines and not alone else [])]
 
 
 def held_out(run: Run, split: str | None) -> tuple[dict, str]:
@@ -190,23 +184,15 @@ def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
     return "", []
 
 
-def cards(runs: Sequence[Run], with_figures: bool = True) -> list[tuple[str, Any]]:
-    """Returns cards of runs: the main number with and without the state, generated text."""
-    found = [_card(run, with_figures) for run in runs[:MOST_CARDS]]
-    shown = [card for card in found if card["figures"] or card["sample"]]
-    return [("cards", shown)] if shown else []
-
-
-def _card(run, with_figures):
-    found, source = held_out(run, None) if with_figures else ({}, "")
-    known = [entry for entry in FIGURES if entry[0] in found][:1]
-    states = ("state kept", ""), ("state cleared", "cleared_")
-    figures = [
-        (label, [(form.format(found[c + name]), state) for state, c in states if c + name in found])
-        for name, label, form in known
+def generated(runs: Sequence[Run]) -> list[tuple[str, Any]]:
+    """Returns the last text that each of the first runs generated, with its prompt in grey."""
+    found = [(run.name, _sample(run)) for run in runs[:MOST_TEXTS]]
+    texts = [
+        {"title": f"{name}, generated after the grey prompt", "parts": parts}
+        for name, parts in found
+        if parts
     ]
-    source = f"{source[:1].upper()}{source[1:]}."
-    return {"name": run.name, "source": source, "figures": figures, "sample": _sample(run)}
+    return [("texts", texts)] if texts else []
 
 
 def _sample(run):
@@ -215,7 +201,7 @@ def _sample(run):
         return None
     try:
         last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-        return str(last["prompt"]), str(last["text"])
+        return [(str(last["prompt"]), "quiet"), (str(last["text"]), "")]
     except (ValueError, KeyError, IndexError, TypeError) as problem:
         run.problems.append(f"{path} was left out: it was cut short ({problem})")
         return None

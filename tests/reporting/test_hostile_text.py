@@ -122,7 +122,6 @@ class Elements(HTMLParser):
 
 
 HARMLESS = {
-    *("article", "b"),
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "nav", "a", "button"),
     *("ul", "ol", "li", "section", "h2", "h3", "p", "div", "span", "strong", "code", "label"),
     *("table", "thead", "tbody", "tr", "th", "td", "sup", "details", "summary", "figure"),
