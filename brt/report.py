@@ -50,8 +50,6 @@ flags.DEFINE_multi_string(
     "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
 )
 flags.DEFINE_bool("published", False, "Also show published tables and figures, with these runs.")
-flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
-flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 MOST_NAMED = 3
 """Runs that the title of a page names."""
 
@@ -63,21 +61,12 @@ def main(folders: Sequence[str]) -> None:
         check_extra(library, "brt.report", "report")
     if not FLAGS.output.endswith(".html"):
         raise ValueError(f"--output = {FLAGS.output}: give the page a name that ends in .html.")
-    documents = FLAGS.reader_documents
-    if documents is not None:
-        if not all(number.isdecimal() for number in documents):
-            raise ValueError(
-                f"--reader_documents = {','.join(documents)}: give numbers of documents, as 0,3."
-            )
-        documents = list(map(int, documents))
     with only_buckets_of([*folders, *FLAGS.step_times]), tempfile.TemporaryDirectory() as scratch:
         step_times = read_step_times(FLAGS.step_times)
         paths, sweep, notes = expanded(folders)
         runs = open_runs(local_folders(paths, scratch), FLAGS.allow_imports)
         runs[0].problems += notes
-        written = report(
-            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.published, sweep
-        )
+        written = report(runs, FLAGS.output, step_times, FLAGS.published, sweep)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
 
@@ -135,15 +124,12 @@ def report(
     runs: list[Run],
     output: str | Path,
     step_times: StepTimes | None = None,
-    documents: list[int] | None = None,
-    reader_tokens: int = 150_000,
     published: bool = False,
     sweep: Sweep | None = None,
 ) -> int:
     """Writes the page and its figures and tables; returns the number of these files.
 
     Args:
-        reader_tokens: most tokens of the reader.
         published: whether to show published tables and figures, too.
         sweep: that all runs belong to; the page begins with its table and figure.
     """
@@ -175,7 +161,7 @@ def report(
     if any(run.recordings for run in runs):
         from brt.reporting.reader import reader_documents  # needs jax and the stores
 
-        texts, more = reader_documents(runs, documents, reader_tokens)
+        texts, more = reader_documents(runs)
         problems += more
     title = f"{len(entries)} entries, {len(runs)} runs"
     if len(runs) <= MOST_NAMED:

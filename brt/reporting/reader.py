@@ -17,11 +17,11 @@ from brt.training.settings import Trainer
 
 NO_WORD = 2**32 - 1
 """In `last_seen`, for white space and punctuation; also in page.js."""
+MOST_TOKENS = 150_000
+"""Tokens of all documents of a page together."""
 
 
-def reader_documents(
-    runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
-) -> tuple[list[dict], list[str]]:
+def reader_documents(runs: list[Run]) -> tuple[list[dict], list[str]]:
     """Returns documents with recordings, and sentences on omissions."""
     opened, problems = _open(runs)
     if not opened:
@@ -44,14 +44,7 @@ def reader_documents(
     held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
     # Documents in most recordings first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
-    if chosen is not None:
-        if missing := sorted(set(chosen) - set(numbers)):
-            problems.append(
-                f"Documents {', '.join(map(str, missing))} are in no recording of "
-                f"{manifest['folder']}: record them with `brt.evaluate --record`."
-            )
-        numbers = [number for number in chosen if number in numbers]
-    documents, left, titles = [], most_tokens, store.titles()
+    documents, left, titles = [], MOST_TOKENS, store.titles()
     for number in numbers:
         if left <= 0:
             break

@@ -348,10 +348,6 @@ def test_a_document_has_its_recordings_fullest_first(tmp_path):
     report(open_runs([run]), tmp_path / "report.html")
     found = Page((tmp_path / "report.html").read_text()).data["documents"]
     assert [(d["number"], len(d["recordings"])) for d in found] == [(1, 2), (0, 1)]
-    report(open_runs([run]), tmp_path / "report.html", documents=[0, 2])
-    text = (tmp_path / "report.html").read_text()
-    assert [d["number"] for d in Page(text).data["documents"]] == [0]
-    assert "Documents 2 are in no recording" in text
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
