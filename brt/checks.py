@@ -77,7 +77,6 @@ def _count(low: int, high: int = MOST) -> Any:
 
 Positive = Annotated[float, Range("a finite number above 0", SMALLEST)]
 NotNegative = Annotated[float, Range("a finite number, 0 or above", 0)]
-Finite = Annotated[float, Range("a finite number", -LARGEST)]
 Share = Annotated[float, Range("a number from 0 to below 1 (in float32)", 0, BELOW_1)]
 """A momentum, the decay of a moment, a rate of dropout."""
 Factor = Annotated[float, Range("a number above 0 and below 1 (in float32)", SMALLEST, BELOW_1)]

@@ -216,7 +216,7 @@ def _studies(runs):
 
 def _study(run, name, study, kind):
     title, caption = (kind.title, kind.caption) if kind else (name, "")
-    parts = [("heading", f"{title}: {run.name}{compared_with(study)}")]
+    parts: list[Part] = [("heading", f"{title}: {run.name}{compared_with(study)}")]
     parts += [("summary", study["summary"])] if study.get("summary") else []
     parts.append(("caption", caption))
     parts += _shown([*study_plots(run, name), *study_maps(run, name)])

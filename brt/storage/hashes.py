@@ -1,8 +1,5 @@
 """Compares files with the sha256 of a manifest."""
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from brt.storage.json_files import DamagedFile
 from brt.storage.paths import AnyPath
 from brt.storage.regular_files import file_sha256
@@ -26,7 +23,3 @@ def check_hash(path: AnyPath, expected: str, advice: str) -> None:
         raise DamagedFile(
             f"{path} is damaged, as its sha256 is not the one in the manifest: {advice}."
         )
-
-
-def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    return {name: file_sha256(folder / name) for name in names}

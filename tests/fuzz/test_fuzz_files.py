@@ -35,7 +35,6 @@ from brt.model_folder import load_run
 from brt.report import report
 from brt.reporting import archive
 from brt.reporting.runs import open_runs
-from brt.storage.hashes import hashes_of
 from brt.training.checkpoints.parameters import load_params
 from brt.training.records.run_folder import RunFolder, read_metrics
 

@@ -10,7 +10,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
 from brt.data.vocabularies.base import BEGIN, Vocabulary
-from brt.storage.hashes import hashes_of
+from brt.storage.regular_files import file_sha256
 
 W, N = 4, 12
 RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
@@ -23,6 +23,10 @@ FIRST = 1000
 def lengths_for(kind):
     """Documents that a stream of this kind can read."""
     return SAMPLES if kind in ("samples", "questions") else RAGGED
+
+
+def hashes_of(folder, names):
+    return {name: file_sha256(folder / name) for name in names}
 
 
 class Ids(Vocabulary):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import make_store, rehash
+from stores import hashes_of, make_store, rehash
 from tiny_run import PLAIN, build, write_config
 
 from brt.data.stores import token_store
@@ -14,7 +14,6 @@ from brt.data.stores.inspection import verify
 from brt.data.stores.layout import files_of
 from brt.data.stores.token_store import TokenStore
 from brt.storage import hashes
-from brt.storage.hashes import hashes_of
 from brt.storage.json_files import DamagedFile
 from brt.storage.regular_files import file_sha256
 
