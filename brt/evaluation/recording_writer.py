@@ -119,11 +119,13 @@ def _whole_documents(folder, segments, store):
             _check_finite(folder, parts[0], document, offset)
             begun.setdefault(document, []).append(parts)
             if left <= segment.nats_BT.shape[1]:
-                whole = zip(SCORES.items(), zip(*begun.pop(document)))
-                yield (
-                    document,
-                    {name: np.concatenate(of_all, dtype=dtype) for (name, dtype), of_all in whole},
-                )
+                yield document, _joined(begun.pop(document))
+
+
+def _joined(parts):
+    """Returns the scores of a document by name, from those of its segments."""
+    of_all = zip(SCORES.items(), zip(*parts))
+    return {name: np.concatenate(scores, dtype=dtype) for (name, dtype), scores in of_all}
 
 
 def _check_finite(folder, nats_T, document, offset):

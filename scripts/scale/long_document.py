@@ -2,8 +2,9 @@
 
     python scripts/scale/long_document.py [--tokens 100000 10000000] [--rounds 3]
 
-Each document is prepared, evaluated, recorded and continued. Exit status 0 if no command needs more
-than 5 % more memory than for the first document.
+Each document is prepared, evaluated, recorded and continued. Exit status 0 if no command but the
+recording, which holds the scores of a whole document, needs more than 5 % more memory than for the
+first document.
 """
 
 import argparse
@@ -104,7 +105,8 @@ def main() -> int:
                 peaks = [figures[1] for figures in measured]
                 first.setdefault(name, peak)
                 above = peak / first[name] - 1
-                worst = max(worst, above)
+                if name != "recorded":
+                    worst = max(worst, above)
                 print(
                     f"{size:>12,} tokens {name:9}  {seconds:7.1f} s  {peak:5.0f} MB "
                     f"({min(peaks):.0f} to {max(peaks):.0f})  {above:+.1%}",
