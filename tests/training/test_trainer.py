@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import array_file, flip
-from stores import hashes_of
 from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
