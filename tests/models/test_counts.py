@@ -1,6 +1,9 @@
-"""Parameters at the published sizes, and operations against the compiler's own count."""
+"""Parameters by kind, and operations against the compiler's own count.
 
-from functools import cache, partial
+The published sizes are counted in tests/configs/test_configs.py.
+"""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,6 @@ from flax import nnx
 from tiny_models import OneKey, parameters
 
 from brt.models.block_recurrent.cached_states import CachedStates
-from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.delta_layers import (
     GatedDeltaLayer,
     KimiDeltaLayer,
@@ -31,60 +33,6 @@ from brt.models.transformer_xl.hidden_memory import LayerSegment
 from brt.models.transformer_xl.layer import TransformerXLLayer
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
-
-# Block-Recurrent, section 4.2: layers, D, H, K, F, recurrent layers, layers of the baseline,
-# and millions of weights outside embeddings: plain, baseline, recurrent.
-SIZES = {
-    "40.6M": ((12, 512, 8, 64, 2048), (9,), 13, (37.7, 40.9, 40.4)),
-    "81.2M": ((12, 512, 8, 128, 4096), (9,), 13, (75.5, 81.8, 80.2)),
-    "162M": ((12, 1024, 8, 128, 4096), (9,), 13, (151.0, 163.6, 160.4)),
-    "325M": ((12, 1024, 16, 128, 8192), (9,), 13, (302.0, 327.2, 319.8)),
-    "650M": ((24, 1024, 16, 128, 8192), (9, 19), 26, (604.0, 654.3, 639.6)),
-    "1.3B": ((24, 2048, 16, 128, 8192), (9, 19), 26, (1208.0, 1308.6, 1279.3)),
-}
-
-
-@cache
-def published(layers, width, heads, head_size, feed_forward, recurrent=(), arrangement="skip"):
-    """A model of the paper with shapes for arrays: 32,000 words, 512 tokens, 512 states."""
-    cell = partial(RecurrentCell, arrangement=arrangement)
-    return nnx.eval_shape(
-        lambda: BlockRecurrentTransformer(
-            OneKey(),
-            32_000,
-            layers,
-            width,
-            heads,
-            head_size,
-            feed_forward,
-            512,
-            recurrent,
-            cell=cell,
-        )
-    )
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_models_have_the_published_number_of_parameters(size):
-    (layers, *widths), recurrent, baseline, millions = SIZES[size]
-    plain, more, rec = (
-        count_parameters(model)
-        for model in (
-            published(layers, *widths),
-            published(baseline, *widths),
-            published(layers, *widths, recurrent),
-        )
-    )
-    for found, expected in zip((plain, more, rec), millions, strict=True):
-        assert abs(found.non_embedding / 1e6 / expected - 1) < 0.005
-        assert found.embedding == 32_001 * widths[0]  # with the row of the begin
-    assert plain.recurrence == more.recurrence == 0
-    # What recurrence adds is counted as recurrence, and nothing else is.
-    assert rec.layers == plain.layers
-    D, H, K, _ = widths
-    added = len(recurrent) * (8 * D * H * K + 2 * 512 * D)
-    assert 0 <= rec.recurrence - added < 0.001 * added
-
 
 OF_EMBEDDING = ("embedding", "begin_D", "positions_RD", "head_VD")
 
