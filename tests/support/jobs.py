@@ -25,31 +25,22 @@ class Threads(JobRunner):
     Args:
         workers: number of threads.
         times: an element is given out so often, as runners do that try again.
-        spoil: called with each element before it is made; what it raises fails the job.
-
-    Attributes:
-        given: elements of all jobs so far.
     """
 
-    def __init__(self, workers=3, times=1, spoil=lambda data: None):
+    def __init__(self, workers=3, times=1):
         super().__init__("DirectRunner")
         self.workers = workers
         self.times = times
-        self.spoil = spoil
-        self.given = []
 
     def run_job(self, setup, runs):
         makers = [maker_of(setup) for _ in range(self.workers)]
         elements = [run for run in reversed(runs) for _ in range(self.times)]
-        self.given += elements
-
         ended = threading.Event()
 
         def work(number, data):
             if ended.is_set():
                 return
             try:
-                self.spoil(data)
                 make_shard(makers[number % self.workers], data)
             except BaseException:
                 ended.set()
@@ -89,8 +80,8 @@ def corpus(place, name="store", remote=False):
     return Corpus(store, TextFiles(str(place / "text")), Observed(place / "seen"))
 
 
-def prepare(corpus, runner=None, shard_bytes=None):
-    corpus.prepare("train", quiet=True, workers=1, shard_bytes=shard_bytes, runner=runner)
+def prepare(corpus, runner=None, workers=1, shard_bytes=None):
+    corpus.prepare("train", quiet=True, workers=workers, shard_bytes=shard_bytes, runner=runner)
     return corpus.open("train")
 
 
@@ -113,6 +104,11 @@ def finished(corpus):
     """Names of the shards that are finished."""
     names = [name.partition("/") for name in files_of(corpus)]
     return sorted(folder for folder, _, name in names if name == "shard.json")
+
+
+def encoders(place):
+    """The processes that have encoded documents so far."""
+    return {int(path.name.split(".")[1]) for path in (place / "seen").glob("?.*")}
 
 
 def seen(place):

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from jobs import corpus, files_of, finished, is_left, prepare, seen, ten_files, write
+from jobs import corpus, encoders, files_of, finished, is_left, prepare, seen, ten_files, write
 from paths import ROOT
 
 from brt.data.stores.distributed import BeamRunner
@@ -51,11 +51,6 @@ def start(place, options):
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def encoders(place):
-    """The processes that have encoded documents so far."""
-    return {int(path.name.split(".")[1]) for path in (place / "seen").glob("?.*")}
 
 
 def is_running(process):
