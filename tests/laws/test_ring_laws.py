@@ -59,12 +59,17 @@ def mesh_of(data, sequence):
     return jax.make_mesh((data, sequence, 1, 1), names, axes, devices=devices)
 
 
+def step_of(name, dtype="float32", **settings):
+    """The loss of a step, the parameters, and empty caches."""
+    graph, state = nnx.split(random_model(name, dtype=dtype), nnx.Param)
+    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
+    return make_loss(bound, **settings), params, bound(params).init_caches(ROWS)
+
+
 def two_steps(name, *shape):
     """Losses, gradients and caches of two steps."""
-    graph, state = nnx.split(random_model(name, dtype="float64"), nnx.Param)
-    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
-    run = jax.jit(jax.value_and_grad(make_loss(bound), has_aux=True))
-    caches, found = bound(params).init_caches(ROWS), []
+    loss, params, caches = step_of(name, "float64")
+    run, found = jax.jit(jax.value_and_grad(loss, has_aux=True)), []
     with jax.set_mesh(mesh_of(*shape)):
         for batch in batches(name):
             (value, (caches, sums, _)), grads = run(params, caches, batch, None)
@@ -72,6 +77,15 @@ def two_steps(name, *shape):
             caches = jax.tree.map(np.asarray, caches)
             found.append((value, sums, grads, caches))
     return found
+
+
+def exchanges(name, devices):
+    """The collectives of a compiled step, and its caches."""
+    loss, *arguments = step_of(name)
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    with jax.set_mesh(mesh_of(1, devices)):
+        compiled = step.lower(*arguments, batches(name)[0], None).compile(QUICK)
+    return collectives(hlo.parse(compiled.as_text())), arguments[1]
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
@@ -117,13 +131,7 @@ def test_no_other_memory_is_scanned():
 
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_layer_exchanges_once_forward_and_once_backward(devices):
-    graph, state = nnx.split(random_model("rec_two_layers"), nnx.Param)
-    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
-    grad = jax.value_and_grad(make_loss(bound), has_aux=True)
-    caches, batch = bound(params).init_caches(ROWS), batches("rec_two_layers")[0]
-    with jax.set_mesh(mesh_of(1, devices)):
-        compiled = jax.jit(grad).lower(params, caches, batch, None).compile(QUICK)
-    found = collectives(hlo.parse(compiled.as_text()))
+    found, _ = exchanges("rec_two_layers", devices)
     times = SEGMENTS // devices * max(3, devices) + min(3, devices) - 1
     assert {each.kind for each in found if each.loops} == {"collective-permute"}
     assert sum(each.times for each in found if each.kind == "collective-permute") == 2 * times
@@ -131,13 +139,7 @@ def test_each_layer_exchanges_once_forward_and_once_backward(devices):
 
 def test_a_scan_exchanges_twice_a_layer_in_each_direction():
     """Windows with the neighbour, matrices with all, and in the end each array of the caches."""
-    graph, state = nnx.split(random_model("gated_delta"), nnx.Param)
-    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
-    grad = jax.value_and_grad(make_loss(bound), has_aux=True)
-    caches, batch = bound(params).init_caches(ROWS), batches("gated_delta")[0]
-    with jax.set_mesh(mesh_of(1, 8)):
-        compiled = jax.jit(grad).lower(params, caches, batch, None).compile(QUICK)
-    found = collectives(hlo.parse(compiled.as_text()))
+    found, caches = exchanges("gated_delta", 8)
     assert not [each for each in found if each.loops]
     kinds = Counter(each.kind for each in found)
     assert kinds["collective-permute"] == 2 * len(caches) + len(jax.tree.leaves(caches))
@@ -179,8 +181,6 @@ def test_the_whole_step_trains_with_an_axis_over_time():
     ],
 )
 def test_what_devices_over_time_cannot_train_is_refused(settings, name, message):
-    graph, state = nnx.split(random_model(name), nnx.Param)
-    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
-    caches = bound(params).init_caches(ROWS)
+    loss, params, caches = step_of(name, **settings)
     with jax.set_mesh(mesh_of(1, 2)), pytest.raises(ValueError, match=message):
-        jax.eval_shape(make_loss(bound, **settings), params, caches, batches(name)[0], None)
+        jax.eval_shape(loss, params, caches, batches(name)[0], None)

@@ -17,6 +17,8 @@ from brt.sweeps.entries import SweepEntry
 from brt.sweeps.running import SweepRun
 from brt.sweeps.scales import SweepError
 
+TINY = "--scale=tiny", "--corpus=configs/corpora/text.gin", "--tokens=10000"
+
 
 def a_file(folder, *lines):
     (folder / "sweep.txt").write_text("\n".join(lines))
@@ -81,8 +83,7 @@ def run_script(monkeypatch, command, *arguments):
 
 def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", "--seeds=0,3"]
+    flags = [f"--sweep={file}", *TINY, "--seeds=0,3"]
     monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow, 18 times
 
     def go(name, calls, kill_at=None):
@@ -113,7 +114,7 @@ def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
 
 def test_after_a_failed_run_no_other_run_starts(monkeypatch, tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags = [f"--sweep={file}", *TINY]
     monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow
     calls = []
 
@@ -132,8 +133,8 @@ def test_after_a_failed_run_no_other_run_starts(monkeypatch, tmp_path):
 
 
 def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
-    flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
-    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
+    flags = ["--gin_file=pg19_slide_12l.gin", *TINY, "--processes=3"]
+    flags += [f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
     flags += ["--gin_bindings=Trainer.mesh = (1, 1)"]  # a run has one GPU
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -157,8 +158,7 @@ def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
 
 def test_a_command_is_printed_for_each_missing_run(monkeypatch, tmp_path, capsys):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", "--seeds=0,3"]
+    flags = [f"--sweep={file}", *TINY, "--seeds=0,3"]
     monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow
     run_script(monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
     whole = (tmp_path / "one_by_one" / "tables.md").read_text()
@@ -216,8 +216,7 @@ def test_configs_that_import_are_swept_with_the_flags_given(monkeypatch, tmp_pat
     (tmp_path / "own" / "own.gin").write_text(included + "Trainer.schedule = @rate_of_a_sweep\n")
     monkeypatch.syspath_prepend(tmp_path)
     longer = "own.gin Evaluation.segment_length=128"  # evaluates the parameters of the first
-    flags = [f"--sweep={a_file(tmp_path, 'own.gin', longer)}", "--scale=tiny", "--tokens=10000"]
-    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}/sweep"]
+    flags = [f"--sweep={a_file(tmp_path, 'own.gin', longer)}", *TINY, f"--workdir={tmp_path}/sweep"]
     passed = ["--allow_imports=rates_of_a_sweep", f"--store_cache={tmp_path}/stores"]
     passed += ["--compilation_cache="]
     flags += [*passed, f"--gin_search_paths={tmp_path}/own", "--print_commands"]
@@ -240,8 +239,7 @@ def test_entries_that_differ_in_evaluation_are_trained_once(monkeypatch, tmp_pat
     same = f"{scoped} evaluation/BlockRecurrentTransformer.window=8"
     other = "BlockRecurrentTransformer.recurrent_layers=()"
     file = a_file(tmp_path, slide, f"{slide} {longer}", f"{slide} {same}", f"{slide} {other}")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", "--seeds=0,3", f"--workdir={tmp_path}/sweep"]
+    flags = [f"--sweep={file}", *TINY, "--seeds=0,3", f"--workdir={tmp_path}/sweep"]
     monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)
     run_script(monkeypatch, pretended([]), *flags, "--print_commands")
     lines = capsys.readouterr().out.splitlines()
@@ -272,8 +270,7 @@ def test_entries_that_differ_in_evaluation_are_trained_once(monkeypatch, tmp_pat
 
 def test_bad_entries_are_refused_before_the_first_trains(monkeypatch, tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", f"--workdir={tmp_path}/sweep", text_flag(tmp_path)]
+    flags = [f"--sweep={file}", *TINY, f"--workdir={tmp_path}/sweep", text_flag(tmp_path)]
     with pytest.raises(SweepError, match=r"segment_length_4160\.gin: .*segment_length"):
         run_script(monkeypatch, pretended(calls := []), *flags)
     assert not calls
