@@ -19,7 +19,7 @@ from fabricated_recordings import fabricate
 from fabricated_runs import make_run
 from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from paths import ROOT
-from stores import make_store
+from stores import make_store, small_vocabulary
 from tiny_run import collect_garbage, differing  # noqa: F401
 
 from brt import config
@@ -27,7 +27,6 @@ from brt.data.corpus import Corpus
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.stores.inspection import describe, verify
 from brt.data.stores.token_store import TokenStore
-from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.evaluation.recording import Recording
 from brt.generation.generator import Generator
@@ -121,12 +120,10 @@ def a_recording(base):
     return Subject(one_of(names), read, is_right)
 
 
-class Ids(ByteVocabulary):
-    size = VOCABULARY
-
-
 def a_memory_file(base):
-    generator = Generator(random_model("feedback_two_cells"), Ids(), SEGMENT, 5)
+    generator = Generator(
+        random_model("feedback_two_cells"), small_vocabulary(VOCABULARY), SEGMENT, 5
+    )
     memory = generator.begin()
     base.mkdir()
     generator.save(base / "book.memory", memory)

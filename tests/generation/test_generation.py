@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
-from tiny_models import read_segment, wide_types  # noqa: F401
+from stores import small_vocabulary
+from tiny_models import leaves_close, read_segment, wide_types  # noqa: F401
 from tiny_run import TXL, write_config
 
 from brt import config
@@ -23,18 +24,13 @@ WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
 SOME = FIRST, SECOND = ("rec_two_layers", "memorizing_bucketed")
 SOME_SLOW = FIRST, pytest.param(SECOND, marks=pytest.mark.slow)
-
-
-class Ids(ByteVocabulary):
-    """Bytes, but few."""
-
-    size = VOCABULARY
+IDS = small_vocabulary(VOCABULARY)
 
 
 @functools.cache
 def generator_of(name, segment_length=WINDOW, chunk=5):
     with jax.enable_x64(True):
-        return Generator(random_model(name, dtype="float64"), Ids(), segment_length, chunk)
+        return Generator(random_model(name, dtype="float64"), IDS, segment_length, chunk)
 
 
 def prompts(seed=0):
@@ -63,15 +59,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(a, b)
 
 
-def assert_close(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * np.abs(b).max(initial=1.0))
+assert_close = functools.partial(leaves_close, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("name", ["qrnn", *SOME_SLOW])
 def test_segments_together_change_no_memory_and_no_score(name):
     one, texts = generator_of(name), prompts()
-    together = Generator(one.model, Ids(), WINDOW, 5, segments_together=2)
+    together = Generator(one.model, IDS, WINDOW, 5, segments_together=2)
     memory = one.read(prompts(seed=1))
     assert_close(together.score(texts, memory), one.score(texts, memory))
     assert_close(together.read(texts), one.read(texts))
@@ -217,10 +211,7 @@ def test_ids_beyond_the_vocabulary_are_never_written():
     model = random_model("slide", dtype="float64")
     model.embedding_VD[...] = model.embedding_VD[...].at[5:].mul(50.0)  # the likeliest, or least
 
-    class Few(Ids):
-        size = 5
-
-    few = Generator(model, Few(), WINDOW, 5)
+    few = Generator(model, small_vocabulary(5), WINDOW, 5)
     writing = few.write(few.begin(3), WRITTEN, Sampling(2.0)).run()
     assert all(token < 5 for tokens in writing.tokens for token in tokens)
 
@@ -247,7 +238,7 @@ def test_logits_that_are_no_numbers_keep_the_written_text():
 )
 def test_segments_are_the_model_s_own_without_a_length(name):
     model = random_model(name)
-    default, own = (Generator(model, Ids(), length) for length in (None, model.period))
+    default, own = (Generator(model, IDS, length) for length in (None, model.period))
     text = np.random.default_rng(0).integers(0, VOCABULARY, 2100)
     assert_same(default.score([text]), own.score([text]))
 
@@ -268,9 +259,9 @@ def test_a_model_and_what_does_not_fit_it():
     with pytest.raises(ValueError, match=r"256 .* 17"):
         Generator(model, ByteVocabulary())
     with pytest.raises(ValueError, match=r"segment_length = 6 .* 4 tokens"):
-        Generator(model, Ids(), segment_length=6)
+        Generator(model, IDS, segment_length=6)
     with pytest.raises(ValueError, match=rf"segment_length = {2 * SEGMENT} .* {SEGMENT} tokens"):
-        Generator(random_model("txl_same_length").for_segments(SEGMENT), Ids(), 2 * SEGMENT)
+        Generator(random_model("txl_same_length").for_segments(SEGMENT), IDS, 2 * SEGMENT)
     generator = generator_of("slide")
     with pytest.raises(ValueError, match=r"2 texts .* 1 document"):
         generator.read(["\1", "\2"], generator.begin())

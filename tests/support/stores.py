@@ -2,14 +2,15 @@
 
 import itertools
 import json
+from collections import Counter
 
 import numpy as np
 
-from brt.data.sources.base import Document
+from brt.data.sources.base import Document, Source
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
-from brt.data.vocabularies.base import BEGIN, Vocabulary
+from brt.data.vocabularies.base import BEGIN, ByteVocabulary, Vocabulary
 from brt.storage.regular_files import file_sha256
 
 W, N = 4, 12
@@ -41,6 +42,28 @@ class Ids(Vocabulary):
 
     def decode(self, ids):
         return " ".join(map(str, ids))
+
+
+def small_vocabulary(size):
+    """Bytes, of which a tiny model knows the first `size`."""
+    vocabulary = ByteVocabulary()
+    vocabulary.size = size
+    return vocabulary
+
+
+class Texts(Source):
+    """Texts (bytes) by split, which cannot be listed; counts how often each split is read."""
+
+    def __init__(self, **texts):
+        self.texts, self.reads = texts, Counter()
+
+    def documents(self, split):
+        self.reads[split] += 1
+        for number, text in enumerate(self.texts[split]):
+            yield Document(f"{split}{number}", text)
+
+    def settings(self):
+        return {}
 
 
 def make_store(

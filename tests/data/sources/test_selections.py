@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stores import Texts
 
 from brt.data.corpus import Corpus
-from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
 from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText, UnwrappedLines
 from brt.data.vocabularies.base import Vocabulary
@@ -28,23 +28,6 @@ class Words(Vocabulary):
 
     def decode(self, ids):
         return " ".join("x" * i for i in ids)
-
-
-class Stream(Source):
-    """A source that cannot list its documents."""
-
-    def __init__(self, *texts):
-        self.texts = texts
-
-    def documents(self, split):
-        for number, text in enumerate(self.texts):
-            yield Document(str(number), text)
-
-    def description(self, split):
-        return {"source": "Stream", "split": split}
-
-    def count(self, split):
-        return None
 
 
 @pytest.fixture
@@ -96,7 +79,7 @@ def test_the_first_tokens_are_those_of_the_whole_document(books):
 @given(st.text(max_size=40), st.integers(1, 20))
 def test_the_text_of_the_first_tokens_is_the_shortest(text, first):
     data = text.encode("utf-8", "replace")
-    (document,) = FirstTokens(Stream(data), Words(), {"test": first}).documents("test")
+    (document,) = FirstTokens(Texts(test=[data]), Words(), {"test": first}).documents("test")
     begins = list(accumulate((c.encode() for c in data.decode()), initial=b""))
     enough = [begin for begin in begins if len(Words().encode(begin, "")) >= first]
     assert document.data == (enough[0] if len(Words().encode(data, "")) > first else data)
@@ -132,13 +115,13 @@ OLD = (
 
 @pytest.mark.parametrize("form", [NEW, LONG, OLD])
 def test_gutenbergs_header_and_footer_are_cut_at_their_marks(form):
-    (document,) = GutenbergText(Stream(form % BODY)).documents("train")
+    (document,) = GutenbergText(Texts(train=[form % BODY])).documents("train")
     assert document.data == BODY
 
 
 def test_the_ends_of_volumes_inside_a_collection_are_kept():
     body = BODY + b"End of Project Gutenberg's Volume 1\n" + b"words " * 500 + b"\n"
-    (document,) = GutenbergText(Stream(NEW % body)).documents("train")
+    (document,) = GutenbergText(Texts(train=[NEW % body])).documents("train")
     assert document.data == body
 
 
@@ -164,5 +147,5 @@ def unwrapped_line_by_line(data):
 @example([b"Call me", b"Ishmael. Some", b"", b"  years", b"ago", b""])
 def test_a_paragraph_is_one_line_and_verse_and_empty_lines_stay(lines):
     data = b"\n".join(lines)
-    (document,) = UnwrappedLines(Stream(data)).documents("train")
+    (document,) = UnwrappedLines(Texts(train=[data])).documents("train")
     assert document.data == unwrapped_line_by_line(data)

@@ -7,9 +7,9 @@ import subprocess
 import numpy as np
 import pytest
 from paths import ROOT
+from stores import Texts
 
 from brt.data.corpus import Corpus
-from brt.data.sources.base import Document, Source
 from brt.data.tasks.babilong import BabiLong
 from brt.data.tasks.small_world import FACTS, OPPOSITE, PEOPLE, ROOMS, THINGS, story
 from brt.data.vocabularies.base import ByteVocabulary
@@ -142,21 +142,13 @@ class Utf16(ByteVocabulary):
     fingerprint = "utf-16"
 
 
-class Lines(Source):
-    def documents(self, split):
-        for number in range(4):
-            text = " ".join(f"Line {split} {number} {i} says nothing new." for i in range(60))
-            yield Document(f"{number}", text.encode())
-
-    def description(self, split):
-        return {"source": "Lines", "split": split}
-
-
 @pytest.fixture(scope="module")
 def background(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("lines"))
     for split in ("train", "test"):
-        Corpus(folder, Lines(), "bytes").prepare(split, quiet=True)
+        lines = ([f"Line {split} {n} {i} says nothing new." for i in range(60)] for n in range(4))
+        source = Texts(**{split: [" ".join(text).encode() for text in lines]})
+        Corpus(folder, source, "bytes").prepare(split, quiet=True)
     return f"{folder}/{{split}}"
 
 

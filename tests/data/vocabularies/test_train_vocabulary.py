@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 from sentencepiece import SentencePieceProcessor
+from stores import Texts
 from tiny_run import command, write_config
 
 from brt import prepare
 from brt.data.sources import files
-from brt.data.sources.base import Document, Source
+from brt.data.sources.base import Document
 from brt.data.sources.files import TextFiles
 from brt.data.sources.selections import FirstTokens
 from brt.data.vocabularies.base import SentencePieceVocabulary
@@ -34,24 +35,6 @@ TEXT = "\n".join(
 )
 
 
-class Texts(Source):
-    """A source of texts by split, which counts how often it is read."""
-
-    def __init__(self, **texts):
-        self.texts, self.reads = texts, Counter()
-
-    def documents(self, split):
-        self.reads[split] += 1
-        for number, text in enumerate(self.texts[split]):
-            yield Document(f"{split}{number}", text.encode())
-
-    def description(self, split):
-        return {"source": "Texts", "split": split}
-
-    def count(self, split):
-        return len(self.texts[split])
-
-
 def made(vocabulary, training, source):
     train_vocabulary(vocabulary, training, source, quiet=True)
     return vocabulary
@@ -59,7 +42,7 @@ def made(vocabulary, training, source):
 
 def trained(path, size=60, text=TEXT, **settings):
     training = SentencePieceTraining(size, **settings)
-    return made(SentencePieceVocabulary(str(path)), training, Texts(train=[text]))
+    return made(SentencePieceVocabulary(str(path)), training, Texts(train=[text.encode()]))
 
 
 # SentencePiece.
@@ -144,7 +127,7 @@ def test_every_line_is_drawn_equally_often(count):
 
 
 def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
-    source = Texts(train=["a b a\n", "c\n"], validation=["d\n"], test=["é\n"])
+    source = Texts(train=[b"a b a\n", b"c\n"], validation=[b"d\n"], test=["é\n".encode()])
     words = made(WordVocabulary(str(tmp_path / "words.txt")), WordCounting(), source)
     assert (tmp_path / "words.txt").read_text() == "<eos> 2\na 2\nb 1\nc 1\n<unk> 0\n"
     assert source.reads == {"train": 1}
@@ -161,7 +144,7 @@ def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
 def test_subwords_are_built_and_give_text_back(tmp_path):
     pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')
     vocabulary = SubwordVocabulary(str(tmp_path / "s.subwords"))
-    made(vocabulary, SubwordTraining(size=300), Texts(train=[TEXT] * 3))
+    made(vocabulary, SubwordTraining(size=300), Texts(train=[TEXT.encode()] * 3))
     found = report(vocabulary, TEXT.encode())
     assert found.exact and 257 < vocabulary.size < 400
     assert found.bytes_per_token > 1.1

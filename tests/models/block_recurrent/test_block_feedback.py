@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
+from stores import small_vocabulary
 from tiny_models import quick_jit
 from tiny_run import one_device
 
-from brt.data.vocabularies.base import ByteVocabulary
 from brt.generation.generator import Generator
 from brt.memory import LayerMemory, keep_mask
 from brt.models.block_recurrent.feedback import run_blocks
@@ -34,7 +34,7 @@ def draw(length):
 @pytest.mark.parametrize("memory", [LactMemory, TitansMemory])
 def test_a_text_is_read_at_once_as_by_pieces(memory):
     model = random_model("feedback_fixed_skip", memories=((memory, (0,)),))
-    generator, ids_T = Generator(model, Ids(), W), tokens(3)[0][: 2 * W + 3]
+    generator, ids_T = Generator(model, small_vocabulary(VOCABULARY), W), tokens(3)[0][: 2 * W + 3]
     pieces = generator.begin()
     for piece in np.split(ids_T, [1, W + 2]):
         pieces = generator.read([piece], pieces)
@@ -73,10 +73,6 @@ def test_a_memory_adds_to_the_loss_and_drops_by_itself(feedback):
 
 class Nothing(NamedTuple):
     x_B: jax.Array
-
-
-class Ids(ByteVocabulary):
-    size = VOCABULARY
 
 
 def test_gradients_on_one_device_are_those_without_a_mesh():
