@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from architectures import build, segment_length
+from architectures import random_model, segment_length
 from flax import nnx
 
 import brt
@@ -83,7 +83,7 @@ WRONG = {
 @functools.cache
 def built(name):
     """A model, tokens of a segment, and caches in both forms."""
-    model = build(name)
+    model = random_model(name)
     caches = model.init_caches(2)
     tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
     return model, tokens_BT, caches, model.begin_decoding(caches)
