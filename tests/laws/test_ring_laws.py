@@ -12,7 +12,7 @@ from architectures import ARCHITECTURES, random_model
 from flax import nnx
 from jax.sharding import AxisType
 from ragged import ragged_segments
-from tiny_models import QUICK, leaves_close
+from tiny_models import leaves_close
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import collectives
@@ -66,26 +66,32 @@ def step_of(name, dtype="float32", **settings):
     return make_loss(bound, **settings), params, bound(params).init_caches(ROWS)
 
 
+@functools.cache
+def compiled_step(name, *shape):
+    """A step with its gradients, compiled in float64, the parameters, and empty caches."""
+    with jax.enable_x64(True), jax.set_mesh(mesh_of(*shape)):
+        loss, params, caches = step_of(name, "float64")
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        return step.lower(params, caches, batches(name)[0], None).compile(), params, caches
+
+
 def two_steps(name, *shape):
     """Losses, gradients and caches of two steps."""
-    loss, params, caches = step_of(name, "float64")
-    run, found = jax.jit(jax.value_and_grad(loss, has_aux=True)), []
+    run, params, caches = compiled_step(name, *shape)
+    found = []
     with jax.set_mesh(mesh_of(*shape)):
         for batch in batches(name):
             (value, (caches, sums, _)), grads = run(params, caches, batch, None)
-            # On the host: caches that are sharded already would compile the step again.
+            # On the host: caches that are sharded already do not fit the compiled step.
             caches = jax.tree.map(np.asarray, caches)
             found.append((value, sums, grads, caches))
     return found
 
 
-def exchanges(name, devices):
+def exchanges(name, *shape):
     """The collectives of a compiled step, and its caches."""
-    loss, *arguments = step_of(name)
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    with jax.set_mesh(mesh_of(1, devices)):
-        compiled = step.lower(*arguments, batches(name)[0], None).compile(QUICK)
-    return collectives(hlo.parse(compiled.as_text())), arguments[1]
+    compiled, _, caches = compiled_step(name, *shape)
+    return collectives(hlo.parse(compiled.as_text())), caches
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
@@ -131,7 +137,7 @@ def test_no_other_memory_is_scanned():
 
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_layer_exchanges_once_forward_and_once_backward(devices):
-    found, _ = exchanges("rec_two_layers", devices)
+    found, _ = exchanges("rec_two_layers", 1, devices)
     times = SEGMENTS // devices * max(3, devices) + min(3, devices) - 1
     assert {each.kind for each in found if each.loops} == {"collective-permute"}
     assert sum(each.times for each in found if each.kind == "collective-permute") == 2 * times
@@ -139,7 +145,7 @@ def test_each_layer_exchanges_once_forward_and_once_backward(devices):
 
 def test_a_scan_exchanges_twice_a_layer_in_each_direction():
     """Windows with the neighbour, matrices with all, and in the end each array of the caches."""
-    found, caches = exchanges("gated_delta", 8)
+    found, caches = exchanges(SCANNED, 2, 4)
     assert not [each for each in found if each.loops]
     kinds = Counter(each.kind for each in found)
     assert kinds["collective-permute"] == 2 * len(caches) + len(jax.tree.leaves(caches))
