@@ -33,7 +33,7 @@ from paths import ROOT
 from test_sharding_laws import store  # noqa: F401  (a fixture)
 from tiny_run import command, quick_environment, write_corpus
 
-from brt import evaluate, generate, train
+from brt import evaluate, generate, prepare, train
 from brt.training.records.run_folder import read_metrics
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -187,12 +187,6 @@ OF_ANY = [
 ]
 
 
-def call(folder, environment, *arguments):
-    """Runs `python ...` in a folder, as a reader would."""
-    line = [sys.executable, *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.usefixtures("entries")  # imports the modules of the page
 @pytest.mark.parametrize("example", TINY)
 def test_an_example_trains_resumes_is_evaluated_and_generates(
@@ -246,10 +240,11 @@ def memory_code():
     return blocks("python")["my_memories.py"]
 
 
-def dry_run(folder, environment, *arguments):
+def dry_run(folder, environment):
+    """Runs a command in a folder, as a reader would."""
     allowed = "--allow_imports=my_memories,of_mine.memories"
-    command = ("-m", "brt.train", "--gin_file=my_experiment.gin", "--dry_run", allowed, *arguments)
-    return call(folder, environment, *command)
+    line = [sys.executable, "-m", "brt.train", "--gin_file=my_experiment.gin", "--dry_run", allowed]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_a_class_among_the_memories_is_known_at_once(tmp_path):
@@ -272,7 +267,9 @@ def test_a_class_elsewhere_is_known_by_its_import(tmp_path):
     assert re.search(r"BlockSummaries\.num_blocks += 4", found.stdout)
 
 
-def test_the_data_source_of_the_page_is_prepared(tmp_path):
+def test_the_data_source_of_the_page_is_prepared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     write_examples(tmp_path)
     (tmp_path / "letters").mkdir()
     letters = [{"title": f"letter {n}", "text": f"Dear {n}th café,\n"} for n in range(9)]
@@ -280,9 +277,8 @@ def test_the_data_source_of_the_page_is_prepared(tmp_path):
         lines = "".join(json.dumps(letter) + "\n" for letter in letters)
         (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
     (shown,) = (block for block in blocks("bash").values() if "letters.gin" in block)
-    command = shlex.split(shown.replace("\\\n", " "))[1:]
-    done = call(tmp_path, quick_environment(), *command)
-    assert done.returncode == 0, done.stderr[-2000:]
+    words = shlex.split(shown.replace("\\\n", " "))[3:]
+    assert not command(monkeypatch, prepare, *words), capsys.readouterr().err
     (documents,) = (tmp_path / "stores" / "own_letters" / "test").rglob("documents.jsonl")
     lines = documents.read_text().splitlines()
     assert [json.loads(line)["title"] for line in lines] == [x["title"] for x in letters]

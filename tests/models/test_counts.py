@@ -22,7 +22,6 @@ from brt.models.block_recurrent.gated_delta import CHANNEL_BLOCK, HEAD_BLOCK
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, TokenMemory
-from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
