@@ -1,4 +1,9 @@
-"""A form of an operation against another: outputs, gradients, and dropped weights."""
+"""A form of an operation against another: outputs, gradients, and dropped weights.
+
+The plain forms of the attention kernels are `brt.models.ops`, with the factors that a kernel draws.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +11,10 @@ import numpy as np
 from flax import nnx
 from tiny_models import quick_jit
 
+from brt.models import ops
+from brt.models.fast.kernels import gpu_tiles
+from brt.models.fast.kernels.parts import Heads, TileDropout, kept_tiles, seed_numbers
+from brt.models.sizes import TILE
 from brt.training.sharding import make_mesh, shardings
 
 
@@ -58,6 +67,71 @@ def check_dropped(factors_of, rate=0.1):
     masks += [np.roll(drawn[0], n, axis=0) for n in (1, 2, 128)]
     overlaps = np.corrcoef(np.stack(masks).reshape(len(masks), -1)) - np.eye(len(masks))
     assert np.max(np.abs(overlaps)) < most
+
+
+def drawn_by_tpu(dropout, blocks, by_keys=False):
+    """The factors of the weights that a TPU kernel draws, (H, N, TILE, X), for N tiles of queries.
+
+    blocks: of TILE keys, X = blocks * TILE. by_keys: the kernel's tiles have keys first.
+    """
+
+    def of_tile(seeds_2):
+        kept = kept_tiles(Heads(1, TILE, interpret=True), dropout.rate, seeds_2, 0)
+        tiles = (kept(block).T if by_keys else kept(block) for block in range(blocks))
+        return jnp.concatenate([*tiles], axis=1) / (1 - dropout.rate)
+
+    seeds_HN2 = seed_numbers(dropout).reshape(dropout.seeds_HN2.shape)
+    return jax.vmap(jax.vmap(of_tile))(seeds_HN2)
+
+
+def drawn_by_gpu(dropout, window, states=0):
+    """The factors of the weights that a GPU kernel draws, (H, W, 2W or S)."""
+    tiles = gpu_tiles.Tiles(window, 0, 0, 0, True, dropout.rate, states)
+    key = gpu_tiles.Range(0, jnp.arange(states or 2 * window))
+    draw = functools.partial(
+        gpu_tiles.kept_weights, tiles, query=jnp.arange(window)[:, None], key=key
+    )
+    return jax.vmap(draw)(dropout.seeds_HN2[:, 0]) * tiles.kept_factor
+
+
+def of_whole_window(x_HNQX, hidden):
+    """(H, W, 2W) from what each tile of Q queries has of the W + Q keys that it sees."""
+    N, Q = x_HNQX.shape[1:3]
+    tiles = (
+        jnp.pad(
+            x_HNQX[:, n],
+            ((0, 0), (0, 0), (n * Q, (N - 1 - n) * Q)),
+            constant_values=hidden,
+        )
+        for n in range(N)
+    )
+    return jnp.concatenate([*tiles], axis=1)
+
+
+def plain_attend_to_window(heads, q_BTHK, k, v, cached_k, cached_v, scale, bias_HQX, keep=None):
+    """`attend_to_window` of the TPU kernel by `ops.attention`."""
+    (H, Q, _), W = bias_HQX.shape, cached_k.shape[1]
+    N = W // Q
+    if isinstance(keep, TileDropout):
+        keep = of_whole_window(drawn_by_tpu(keep, N + 1, by_keys=True), 0)
+    bias_HNQX = jnp.broadcast_to(bias_HQX[:, None], (H, N, *bias_HQX.shape[1:]))
+    bias_HWJ = of_whole_window(bias_HNQX, ops.HIDDEN)
+    k = ops.unit_heads(k) if heads.qk_norm else k
+    blocks = ops.in_blocks(queries_of(heads, q_BTHK), W)
+    pairs = ops.block_pairs(cached_k, k), ops.block_pairs(cached_v, v)
+    return ops.attention(blocks, *pairs, scale, bias_HWJ, keep).reshape(q_BTHK.shape)
+
+
+def plain_attend_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, scale, keep=None):
+    """`attend_to_states` of the TPU kernel by `ops.attention`."""
+    if isinstance(keep, TileDropout):
+        H, N, _ = keep.seeds_HN2.shape
+        keep = drawn_by_tpu(keep, k_BGSHK.shape[2] // TILE).reshape(H, N * TILE, -1)
+    return ops.attention(queries_of(heads, q_BGWHK), k_BGSHK, v_BGSHK, scale, None, keep)
+
+
+def queries_of(heads, q_BTHK):
+    return ops.unit_heads(q_BTHK) if heads.qk_norm else ops.scaled_down_heads(q_BTHK)
 
 
 def on_mesh(shape, computed, params):

@@ -172,7 +172,7 @@ class Layer(nnx.Module):
 
     def ops(self, dtype: DTypeLike, feedback_size: int = 0) -> LayerOps:
         S = (self.num_states or feedback_size) if self.reads_states else 0
-        return table.layer_ops(self.sizes, self.window, S, dtype, bool(self.memory_names))
+        return table.layer_ops(self.sizes, self.window, S, dtype)
 
     @property
     def attention_scale(self) -> jax.Array | None:

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import in_one_data_shard, on_tpu
+from brt.models.axis_rules import in_one_data_shard, on_gpu, on_tpu
 from brt.models.caches import WindowCache
-from brt.models.fast.bias_shards import tables_by_shard
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import delta as delta_kernel
 from brt.models.fast.kernels import states as states_kernel
@@ -33,7 +32,8 @@ from brt.models.ops import (
 from brt.models.ops import states_dropout as plain_states_dropout
 from brt.models.sizes import TILE, tile_size
 
-window_misfit, states_misfit = window_kernel.misfit, states_kernel.misfit
+window_misfit, attend_to_window = window_kernel.misfit, window_kernel.attend_to_window
+states_misfit, attend_to_states = states_kernel.misfit, states_kernel.attend_to_states
 cell_misfit, delta = cell_kernel.misfit, delta_kernel
 
 
@@ -48,18 +48,11 @@ def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True
             H, head_axis = H // parts("H", mesh.shape), RULES["H"]
         if rows % parts("B", mesh.shape) == 0 and not in_one_data_shard():
             batch_axis = RULES["B"]
-    return Heads(H, head_size, qk_norm, not on_tpu(), (batch_axis, head_axis, None))
+    return Heads(H, head_size, qk_norm, not (on_tpu() or on_gpu()), (batch_axis, head_axis, None))
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the tables of a tile, the same for all tiles of a window, and seeds of the dropout.
-
-    Each data shard has a copy of the bias (`tables_by_shard`).
-    """
-    return tables_by_shard(_window_tables, True, bias_HW, key, rate)
-
-
-def _window_tables(bias_HW, key, rate):
+    """Returns the tables of a tile, the same for all tiles of a window, and seeds."""
     H, W = bias_HW.shape
     Q = tile_size(W)
     bias_HQX = window_table(bias_HW, Q)
@@ -69,7 +62,7 @@ def _window_tables(bias_HW, key, rate):
 
 
 def window_attention(
-    with_keys: bool,
+    attend_to_window: Callable[..., jax.Array],
     q_BTHK: jax.Array,
     k_BTHK: jax.Array,
     v_BTHK: jax.Array,
@@ -77,19 +70,18 @@ def window_attention(
     scale_H: jax.Array | None,
     tables: WindowTables,
 ) -> WindowAttention:
-    """with_keys: store the keys, which the kernel computes, for a memory that reads them."""
-    heads = _heads(q_BTHK, scale_H)
-    arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
-    q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
-    if tables.bias_HWJ.ndim == 4 and heads.mesh_axes[0] is None:
-        tables = tables._replace(bias_HWJ=tables.bias_HWJ[0])
-    y_BTA, *last, k_BTA = window_kernel.window_attention(heads, with_keys, *arrays, ones_H, *tables)
-    if k_BTA is not None:
-        k_BTHK = k_BTA.reshape(k_BTHK.shape)
-    elif scale_H is not None:
-        k_BTHK = unit_heads(k_BTHK)
-    last_BWHK = WindowCache(*(x_BWA.reshape(window.keys_BWHK.shape) for x_BWA in last))
-    return WindowAttention(y_BTA.reshape(q_BTHK.shape), q_unit_BTHK, k_BTHK, last_BWHK)
+    """attend_to_window: the kernel of a kind of device, whose tables these are."""
+
+    def unit(k_BTHK):
+        return k_BTHK if scale_H is None else unit_heads(k_BTHK)
+
+    W = window.keys_BWHK.shape[1]
+    unit_q_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
+    arrays = q_BTHK, k_BTHK, v_BTHK, *window
+    y_BTHK = attend_to_window(_heads(q_BTHK, scale_H), *arrays, ones_H, *tables)
+    # Without a memory that reads all keys, those of the last block are computed alone.
+    last = WindowCache(unit(k_BTHK[:, -W:]), v_BTHK[:, -W:])
+    return WindowAttention(y_BTHK, unit_q_BTHK, unit(k_BTHK), last)
 
 
 def states_dropout(
@@ -102,17 +94,18 @@ def states_dropout(
 
 
 def attention_to_states(
+    attend_to_states: Callable[..., jax.Array],
     q_BTHK: jax.Array,
     k_BGSHK: jax.Array,
     v_BGSHK: jax.Array,
     scale_H: jax.Array | None,
-    keep: jax.Array | TileDropout | None = None,
+    keep: Any = None,
 ) -> jax.Array:
+    """attend_to_states: the kernel of a kind of device, whose dropout `keep` is."""
     _, ones_H = scaled_queries(q_BTHK, scale_H)
     q_BGWHK = in_blocks(q_BTHK, q_BTHK.shape[1] // k_BGSHK.shape[1])
-    arrays = map(joined_heads, (q_BGWHK, k_BGSHK, v_BGSHK))
-    y_BGWA = states_kernel.block_attention(_heads(q_BTHK, scale_H), *arrays, ones_H, keep)
-    return y_BGWA.reshape(q_BTHK.shape)
+    arrays = q_BGWHK, k_BGSHK, v_BGSHK
+    return attend_to_states(_heads(q_BTHK, scale_H), *arrays, ones_H, keep).reshape(q_BTHK.shape)
 
 
 def _heads(q_BTHK, scale_H):

@@ -38,12 +38,10 @@ unrolled_blocks = functools.partial(block_loop.scan_blocks, unroll=8)
 """Not stacking residuals saves an estimated 3.4 % of a step of pg19_rec_fixed_skip on an H100."""
 
 
-def layer_ops(
-    sizes: Sizes, window: int, states: int, dtype: DTypeLike, has_memories: bool
-) -> LayerOps:
+def layer_ops(sizes: Sizes, window: int, states: int, dtype: DTypeLike) -> LayerOps:
     """Returns the forms of a layer's operations.
 
-    states: S that its tokens attend to, or 0. has_memories: whether any reads its keys.
+    states: S that its tokens attend to, or 0.
 
     Raises a `ValueError`, with the binding, for a required form that cannot compute this layer.
     """
@@ -66,14 +64,18 @@ def layer_ops(
         if has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 window_tables=kernels.window_tables,
-                window_attention=functools.partial(kernels.window_attention, has_memories),
+                window_attention=functools.partial(
+                    kernels.window_attention, kernels.attend_to_window
+                ),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
         misfit = no or kernels.states_misfit(heads, window, states, dtype)
         if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernels.states_dropout,
-                attention_to_states=kernels.attention_to_states,
+                attention_to_states=functools.partial(
+                    kernels.attention_to_states, kernels.attend_to_states
+                ),
             )
     return chosen
 

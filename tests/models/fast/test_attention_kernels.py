@@ -6,16 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from forms import outputs_and_gradients, relative_errors
+from forms import (
+    drawn_by_tpu,
+    outputs_and_gradients,
+    plain_attend_to_states,
+    plain_attend_to_window,
+    relative_errors,
+)
 
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_dropout, tile_size
-from brt.models.fast.kernels.states import block_attention, plain_block_attention
-from brt.models.fast.kernels.window import plain_window_attention, window_attention
+from brt.models.fast.kernels.parts import TILE, Heads, tile_dropout, tile_size
+from brt.models.fast.kernels.states import attend_to_states
+from brt.models.fast.kernels.window import attend_to_window
 from brt.models.ops import (
     HIDDEN,
     at_least_float32,
@@ -42,15 +48,15 @@ def dropout_factors(rng, dropout, *sizes):
 def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
     """Returns random arguments; the bias differs by query, key and head, and masks the window."""
     rng = np.random.default_rng(0)
-    W, H, A = window, heads.num_heads, heads.num_heads * heads.head_size
+    W, H, K = window, heads.num_heads, heads.head_size
     Q = tile_size(W)
     X = W + Q
     query, key = np.mgrid[:Q, :X]
     distance = W + query - key
     visible = (distance >= 1) & (distance <= W)
     return {
-        **{name: normal(rng, batch, windows * W, A, dtype=dtype) for name in "qkv"},
-        **{name: normal(rng, batch, W, A, dtype=dtype) for name in ("cached_k", "cached_v")},
+        **{name: normal(rng, batch, windows * W, H, K, dtype=dtype) for name in "qkv"},
+        **{name: normal(rng, batch, W, H, K, dtype=dtype) for name in ("cached_k", "cached_v")},
         "scale": 3 * normal(rng, H),
         "bias": jnp.asarray(np.where(visible, normal(rng, H, Q, X), HIDDEN), np.float32),
         "keep": dropout_factors(rng, dropout, H, W, X)
@@ -62,11 +68,11 @@ def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
 def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
     """Random arguments of attention to the keys of each block."""
     rng = np.random.default_rng(0)
-    H, A = heads.num_heads, heads.num_heads * heads.head_size
+    H, K = heads.num_heads, heads.head_size
     return {
-        "q": normal(rng, batch, blocks, queries, A, dtype=dtype),
-        "k": normal(rng, batch, blocks, keys, A, dtype=dtype),
-        "v": normal(rng, batch, blocks, keys, A, dtype=dtype),
+        "q": normal(rng, batch, blocks, queries, H, K, dtype=dtype),
+        "k": normal(rng, batch, blocks, keys, H, K, dtype=dtype),
+        "v": normal(rng, batch, blocks, keys, H, K, dtype=dtype),
         "scale": 3 * normal(rng, H),
         "keep": dropout_factors(rng, dropout, H, queries, keys)
         if queries % TILE or keys % TILE
@@ -202,25 +208,19 @@ def errors(forms, heads, args, exact_args=None, interpret="races"):
     return dict(zip([*outputs, *names], relative_errors(found, expected), strict=True))
 
 
-def of_form(function, with_keys):
-    return lambda heads, *args: function(heads, with_keys, *args)
-
-
-FORMS = plain_window_attention, window_attention
-WINDOW, KEYS = ([of_form(each, with_keys) for each in FORMS] for with_keys in (False, True))
-BLOCKS = plain_block_attention, block_attention
+WINDOW = plain_attend_to_window, attend_to_window
+BLOCKS = plain_attend_to_states, attend_to_states
 CELL = plain_cell, cell
 DISTANCES = plain_relative, relative
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
     "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
     "a window, two heads in the lanes": (WINDOW, Heads(4, 64), of_window, (128, 1, 3, 0.1)),
-    "a window without unit lengths": (KEYS, Heads(4, 32, False), of_window, (128, 1, 1, 0.1)),
+    "a window without unit lengths": (WINDOW, Heads(4, 32, False), of_window, (128, 1, 1, 0.1)),
     "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
-    "a window and its keys": (KEYS, Heads(4, 64), of_window, (128, 2, 2, 0.1)),
-    "a window of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 1, 0.1)),
-    "two windows of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
-    "tiles without unit lengths": (KEYS, Heads(4, 32, False), of_window, (256, 1, 1, 0.1)),
+    "a window of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 1, 0.1)),
+    "two windows of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
+    "tiles without unit lengths": (WINDOW, Heads(4, 32, False), of_window, (256, 1, 1, 0.1)),
     "a short window": (WINDOW, Heads(2, 64), of_window, (32, 2, 2, 0.1)),
     "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
     "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (256, 256, 2, 2, 0.2)),
@@ -293,7 +293,8 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
 
 def test_a_kernel_drops_the_rates_share_of_weights():
     def factors(seed, rate):
-        return np.asarray(drawn_factors(tile_dropout(jax.random.key(seed), rate, 4, 4), 5))
+        drawn = drawn_by_tpu(tile_dropout(jax.random.key(seed), rate, 4, 4), 5)
+        return np.asarray(drawn).reshape(4, 512, -1)
 
     drawn = factors(0, 0.1)
     assert drawn.shape == (4, 512, 512 + 128)

@@ -10,6 +10,7 @@ from architectures import random_model
 from flax import nnx
 from forms import (
     check_dropped,
+    drawn_by_gpu,
     on_mesh,
     outputs_and_gradients,
     relative_errors,
@@ -20,8 +21,8 @@ from tiny_models import leaves_close, quick_jit
 from brt.models import axis_rules, ops
 from brt.models.caches import WindowCache
 from brt.models.fast import gpu_forms, table
-from brt.models.fast.kernels import gpu_attention, gpu_launch
-from brt.models.fast.kernels.gpu_attention import attend_to_window, kept_factors
+from brt.models.fast.kernels import gpu_launch
+from brt.models.fast.kernels.gpu_attention import attend_to_window
 from brt.models.fast.kernels.gpu_launch import Launch, Launches
 from brt.models.fast.kernels.parts import Heads, tile_dropout
 from brt.models.sizes import Sizes
@@ -31,7 +32,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 def plain_attention(heads, q, k, v, cached_k, cached_v, scale, bias, dropout):
     """The plain form, with the mask that the kernels draw."""
-    keep = None if dropout is None else kept_factors(dropout, bias.shape[1])
+    keep = None if dropout is None else drawn_by_gpu(dropout, bias.shape[1])
     tables = ops.WindowTables(ops.window_table(bias), keep)
     window, scale = WindowCache(cached_k, cached_v), scale if heads.qk_norm else None
     return ops.window_attention(q, k, v, window, scale, tables).attended_BTHK
@@ -39,7 +40,7 @@ def plain_attention(heads, q, k, v, cached_k, cached_v, scale, bias, dropout):
 
 def plain_attention_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, scale, dropout=None):
     (*_, W, _, K), S = q_BGWHK.shape, k_BGSHK.shape[2]
-    keep = None if dropout is None else kept_factors(dropout, W, S)
+    keep = None if dropout is None else drawn_by_gpu(dropout, W, S)
     scale = scale if heads.qk_norm else scale * K**-0.5
     q = ops.unit_heads(q_BGWHK) if heads.qk_norm else q_BGWHK
     return ops.attention(q, k_BGSHK, v_BGSHK, scale, None, keep)
@@ -117,7 +118,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
 
 def test_a_kernel_drops_the_rates_share_of_weights():
     def factors(seed, rate):
-        return kept_factors(tile_dropout(jax.random.key(seed), rate, 4, 1), 256)
+        return drawn_by_gpu(tile_dropout(jax.random.key(seed), rate, 4, 1), 256)
 
     assert factors(0, 0.1).shape == (4, 256, 512)
     check_dropped(factors)
@@ -167,8 +168,8 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
         return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
 
     of_kernels = on_mesh(mesh_shape, computed, params)
-    monkeypatch.setattr(gpu_attention, "attend_to_window", plain_attention)
-    monkeypatch.setattr(gpu_attention, "attend_to_states", plain_attention_to_states)
+    monkeypatch.setattr(gpu_forms, "attend_to_window", plain_attention)
+    monkeypatch.setattr(gpu_forms, "attend_to_states", plain_attention_to_states)
     # A cell amplifies rounding: with feedback the plain form on a mesh differs by 1.7e-4.
     size = 3e-4 if name.startswith("feedback") else 5e-5
     leaves_close(of_kernels, computed(params), size)
@@ -177,11 +178,11 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_a_binding_chooses_the_kernel_not_auto(capsys):
     def ops_of(form, states=0):
-        return table.layer_ops(Sizes(1, 8, 128, 1, attention_form=form), 512, states, BF16, False)
+        return table.layer_ops(Sizes(1, 8, 128, 1, attention_form=form), 512, states, BF16)
 
-    assert ops_of("kernel").window_attention.func is gpu_forms.window_attention
+    assert ops_of("kernel").window_attention.args == (gpu_forms.attend_to_window,)
     assert ops_of("kernel").window_tables is gpu_forms.window_tables
-    assert ops_of("kernel", 512).attention_to_states is gpu_forms.attention_to_states
+    assert ops_of("kernel", 512).attention_to_states.args == (gpu_forms.attend_to_states,)
     assert ops_of("kernel", 512).states_dropout is gpu_forms.states_dropout
     # The loop over blocks has no kernel, which is logged.
     sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
@@ -195,8 +196,8 @@ def test_on_a_gpu_a_binding_chooses_the_kernel_not_auto(capsys):
 
 def test_auto_on_a_gpu_is_no_kernel(monkeypatch):
     monkeypatch.setattr(axis_rules, "device", GPU)
-    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 0, BF16, False)
-    assert chosen.window_attention.func is not gpu_forms.window_attention
+    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 0, BF16)
+    assert chosen.window_attention.args != (gpu_forms.attend_to_window,)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_a_required_kernel_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(axis_rules, "device", GPU)
     sizes = Sizes(1, 8, 96, 1, attention_form="kernel")
     with pytest.raises(ValueError, match=r"attention_form.*head_size = 96"):
-        table.layer_ops(sizes, 512, 0, BF16, False)
+        table.layer_ops(sizes, 512, 0, BF16)
 
 
 @pytest.mark.parametrize("large", [False, True])

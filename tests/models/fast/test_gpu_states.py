@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from forms import check_dropped, outputs_and_gradients
+from forms import check_dropped, drawn_by_gpu, outputs_and_gradients
 from test_gpu_kernels import BF16, F32, GPU, KEYS_FIRST, QUERIES_FIRST, largest_error
 
 from brt.models import ops
 from brt.models.fast import gpu_forms
 from brt.models.fast.kernels import gpu_launch
-from brt.models.fast.kernels.gpu_attention import kept_factors
 from brt.models.fast.kernels.parts import Heads
 from brt.training.sharding import make_mesh
 
@@ -43,13 +42,13 @@ def case(name, monkeypatch):
 def plain_attention(q, k, v, scale, dropout):
     """The plain form, with the mask that the kernels draw."""
     W, S = q.shape[1] // k.shape[1], k.shape[2]
-    keep = None if dropout is None else kept_factors(dropout, W, S)
+    keep = None if dropout is None else drawn_by_gpu(dropout, W, S)
     return ops.attention_to_states(q, k, v, scale, keep)
 
 
 def forms(dropout):
     return (
-        lambda *args: gpu_forms.attention_to_states(*args, dropout),
+        lambda *args: gpu_forms.attention_to_states(gpu_forms.attend_to_states, *args, dropout),
         lambda *args: plain_attention(*args, dropout),
     )
 
@@ -113,7 +112,7 @@ def test_heads_and_batch_on_a_mesh_equal_the_plain_forms(mesh_shape, monkeypatch
 def test_states_are_dropped_at_the_rate(states):
     def factors(seed, rate):
         dropout = gpu_forms.states_dropout(jax.random.key(seed), rate, (4, 256, states), F32)
-        return kept_factors(dropout, 256, states)
+        return drawn_by_gpu(dropout, 256, states)
 
     assert factors(0, 0.1).shape == (4, 256, states)
     check_dropped(factors)

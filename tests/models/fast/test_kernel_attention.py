@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from forms import on_mesh, two_segments
+from forms import (
+    on_mesh,
+    plain_attend_to_states,
+    plain_attend_to_window,
+    two_segments,
+)
 from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules
 from brt.models.fast import cudnn_attention, kernel_forms, table
 from brt.models.fast.attention import attend
-from brt.models.fast.kernels import states as states_kernel
-from brt.models.fast.kernels import window as window_kernel
 from brt.models.ops import HIDDEN
 from brt.models.sizes import Sizes
 
@@ -88,8 +91,8 @@ def test_a_mesh_changes_nothing_of_the_plain_form(mesh_shape, rows):
 
 
 def has_window_kernel(sizes, window=512):
-    chosen = table.layer_ops(sizes, window, 0, BF16, False).window_attention
-    return chosen.func is kernel_forms.window_attention
+    chosen = table.layer_ops(sizes, window, 0, BF16).window_attention
+    return chosen.args == (kernel_forms.attend_to_window,)
 
 
 def test_auto_is_plain_without_a_tpu():
@@ -109,10 +112,10 @@ def on_tpu(monkeypatch):
 def test_on_a_tpu_auto_takes_a_kernel_that_fits(capsys):
     for _ in range(2):
         assert has_window_kernel(Sizes(1, 8, 128, 1))
-    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 100, BF16, False)
-    assert chosen.attention_to_states is kernel_forms.attention_to_states
-    chosen = table.layer_ops(Sizes(1, 8, 96, 1), 512, 512, BF16, False)
-    assert chosen.attention_to_states is not kernel_forms.attention_to_states
+    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 100, BF16)
+    assert chosen.attention_to_states.args == (kernel_forms.attend_to_states,)
+    chosen = table.layer_ops(Sizes(1, 8, 96, 1), 512, 512, BF16)
+    assert chosen.attention_to_states.func is not kernel_forms.attention_to_states
     window, states, *wide = capsys.readouterr().err.splitlines()
     assert "512" in window and "Pallas" in window and "interpreted" not in window
     assert "100 keys" in states and "Pallas" in states
@@ -139,7 +142,7 @@ def test_a_cell_that_stays_plain_says_why(form, capsys):
 
 
 def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
-    """Compares several tiles with the kernels' plain forms, which use the same dropout masks."""
+    """Compares several tiles with the plain forms, given the same dropout masks."""
     window, settings = (
         256,
         dict(num_layers=1, recurrent_layers=(0,), window=256, num_states=128, dropout=0.2),
@@ -147,9 +150,8 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     graph, params = nnx.split(random_model("rec_kernel", **settings), nnx.Param)
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (1, 1, 2 * window)).astype(np.int32)
     computed = compiled(graph, params, tokens_SBT)
-    plain = window_kernel.plain_window_attention
-    monkeypatch.setattr(window_kernel, "window_attention", plain)
-    monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
+    monkeypatch.setattr(kernel_forms, "attend_to_window", plain_attend_to_window)
+    monkeypatch.setattr(kernel_forms, "attend_to_states", plain_attend_to_states)
     compiled.clear_cache()
     expected = compiled(graph, params, tokens_SBT)
     assert_close(computed, expected)
@@ -159,7 +161,7 @@ def test_a_required_kernel_that_does_not_fit_is_refused():
     with pytest.raises(
         ValueError, match=r"BlockRecurrentTransformer\.attention_form.*window = 200"
     ):
-        table.layer_ops(KERNEL, 200, 0, BF16, False)
+        table.layer_ops(KERNEL, 200, 0, BF16)
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
         table.form_by_distance(KERNEL, 1, 512, 2000, None)
 

@@ -55,13 +55,12 @@ for (W, H, K), activations, dropout in [
     if window.misfit(heads, W, activations):
         continue
     X = W + tile
-    q, cache = of(1, 2 * W, H * K), of(1, W, H * K)
+    q, cache = of(1, 2 * W, H, K), of(1, W, H, K)
     args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
     if dropout:
         seeds = of(H, W // tile, 2, dtype=jnp.uint32)
         args.append(of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1))
-    for with_keys in (False, True):
-        compile_attention(functools.partial(window.window_attention, heads, with_keys), args)
+    compile_attention(functools.partial(window.attend_to_window, heads), args)
 
 BLOCKS = [(32, 512, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64), (512, 512, 8, 16),
           (512, 512, 4, 256), (1024, 1024, 8, 128), (1024, 1024, 2, 64), (512, 1024, 2, 64)]
@@ -71,8 +70,8 @@ for (Q, X, H, K), activations in itertools.product(BLOCKS, [jnp.bfloat16, jnp.fl
         continue
     seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
     keep = TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, X, dtype=f32)
-    args = [of(1, 4, Q, H * K), *[of(1, 4, X, H * K)] * 2, of(H, dtype=f32)]
-    compile_attention(functools.partial(states.block_attention, heads), [*args, keep])
+    args = [of(1, 4, Q, H, K), *[of(1, 4, X, H, K)] * 2, of(H, dtype=f32)]
+    compile_attention(functools.partial(states.attend_to_states, heads), [*args, keep])
 
 CELLS = [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64), (256, 256, 16, 16),
          (256, 256, 2, 256), (512, 16, 4, 128)]

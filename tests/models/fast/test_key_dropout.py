@@ -110,4 +110,4 @@ def test_a_model_drops_keys_in_training_alone_by_the_binding(name):
 def test_no_kernel_drops_keys():
     sizes = Sizes(128, 8, 128, 1, attention_form="kernel", attention_dropout="keys")
     with pytest.raises(ValueError, match="drops keys"):
-        table.layer_ops(sizes, 512, 0, jnp.bfloat16, False)
+        table.layer_ops(sizes, 512, 0, jnp.bfloat16)

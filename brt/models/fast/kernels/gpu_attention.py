@@ -41,16 +41,6 @@ def padded_bias(bias_HW: jax.Array | None, frame: int) -> jax.Array | None:
     return jnp.concatenate([hidden_HQ, bias_HW, hidden_HQ], axis=1) * LOG2_E
 
 
-def kept_factors(dropout: TileDropout, window: int, states: int = 0) -> jax.Array:
-    """Returns the kernels' dropout factors, (H, W, 2W or S), for `ops`."""
-    tiles = Tiles(window, 0, 0, 0, True, dropout.rate, states)
-    key = gpu_tiles.Range(0, jnp.arange(states or 2 * window))
-    draw = functools.partial(
-        gpu_tiles.kept_weights, tiles, query=jnp.arange(window)[:, None], key=key
-    )
-    return jax.vmap(draw)(dropout.seeds_HN2[:, 0]) * tiles.kept_factor
-
-
 def attend_to_window(
     heads: Heads,
     q_BTHK: jax.Array,
@@ -65,7 +55,7 @@ def attend_to_window(
     """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
     heads: `qk_norm`: queries and keys get unit length. bias_HW: of the distances 1 ... W. dropout:
-    seeds_HN2 of one tile, N = 1, for the factors of `kept_factors`.
+    seeds_HN2 of one tile, N = 1.
     """
     sizes = _Sizes(cached_k_BWHK.shape[1])
     arrays = q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK, scale_H, bias_HW

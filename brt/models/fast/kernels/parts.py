@@ -229,23 +229,6 @@ def softmax(
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
 
 
-def drawn_factors(dropout: TileDropout, blocks: int, by_keys: bool = False) -> jax.Array:
-    """Returns the factors of the weights that an interpreted kernel draws, (H, N * TILE, X).
-
-    blocks: of TILE keys, X = blocks * TILE. by_keys: the kernel's tiles have keys first.
-    """
-    interpreted = Heads(len(dropout.seeds_HN2), TILE, interpret=True)
-
-    def of_tile(seeds_2):
-        kept = kept_tiles(interpreted, dropout.rate, seeds_2, 0)
-        tiles = (kept(block).T if by_keys else kept(block) for block in range(blocks))
-        return jnp.concatenate([*tiles], axis=1) / (1 - dropout.rate)
-
-    seeds_HN2 = seed_numbers(dropout).reshape(dropout.seeds_HN2.shape)
-    factors_HNQX = jax.vmap(jax.vmap(of_tile))(seeds_HN2)
-    return factors_HNQX.reshape(len(factors_HNQX), -1, blocks * TILE)
-
-
 def seed_numbers(dropout: TileDropout) -> jax.Array:
     """Returns int32 seeds for `kept_tiles`, two for each tile of each head."""
     return jax.lax.bitcast_convert_type(dropout.seeds_HN2, jnp.int32).reshape(-1)

@@ -1,8 +1,10 @@
 """Attention of every block to its own keys as a Pallas TPU kernel.
 
-Plain form: `plain_block_attention`, for tokens that attend to the states of their block: no bias,
-no mask, any number of keys. Unit lengths of queries, scale, softmax and dropout stay in vector
-memory.
+Plain counterparts: `brt.models.ops.attention_to_states`, `attention_by_head`
+(tests/models/fast/test_attention_kernels.py).
+
+For tokens that attend to the states of their block: no bias, no mask, any number of keys. Unit
+lengths of queries, scale, softmax and dropout stay in vector memory.
 
 Axes as in `parts`, and G blocks    Q queries and X keys of a block
 """
@@ -20,7 +22,6 @@ from brt.models.fast.kernels.parts import (
     TileDropout,
     block_misfit,
     dot,
-    drawn_factors,
     for_each_tile,
     head_masks,
     interpreted,
@@ -35,7 +36,7 @@ from brt.models.fast.kernels.parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
+from brt.models.ops import at_least_float32, joined_heads
 from brt.models.sizes import TILE
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
@@ -57,29 +58,20 @@ def misfit(heads: Heads, queries: int, keys: int, dtype: DTypeLike) -> str | Non
     return wrong or heads.misfit()
 
 
-def plain_block_attention(
+def attend_to_states(
     heads: Heads,
-    q_BGQA: jax.Array,
-    k_BGXA: jax.Array,
-    v_BGXA: jax.Array,
+    q_BGWHK: jax.Array,
+    k_BGSHK: jax.Array,
+    v_BGSHK: jax.Array,
     scale_H: jax.Array,
     keep: jax.Array | TileDropout | None = None,
 ) -> jax.Array:
-    """Returns attention of each block's queries to its keys, (B, G, Q, A).
+    """Returns attention of the queries of each block to its keys, (B, G, W, H, K).
 
-    Keys are normalised, queries not yet. scale_H, keep: as in `window.plain_window_attention`;
-    keep: (H, Q, X). Source: Block-Recurrent Transformer, section 3.2.
+    Arguments as in `window.attend_to_window`, keep: (H, W, S); keys are never normalised.
     """
-
-    def split(x_BGQA):
-        return x_BGQA.reshape(*x_BGQA.shape[:3], heads.num_heads, heads.head_size)
-
-    q_BGQHK = split(q_BGQA)
-    q_BGQHK = unit_heads(q_BGQHK) if heads.qk_norm else scaled_down_heads(q_BGQHK)
-    if isinstance(keep, TileDropout):
-        keep = drawn_factors(keep, k_BGXA.shape[2] // TILE)
-    y = attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep)
-    return y.reshape(q_BGQA.shape)
+    arrays = map(joined_heads, (q_BGWHK, k_BGSHK, v_BGSHK))
+    return block_attention(heads, *arrays, scale_H, keep).reshape(q_BGWHK.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,7 +83,7 @@ def block_attention(
     scale_H: jax.Array,
     keep: jax.Array | TileDropout | None = None,
 ) -> jax.Array:
-    """Returns `plain_block_attention`, by the kernel."""
+    """Returns `attend_to_states` of arrays whose heads are joined, A = H K; (B, G, Q, A)."""
     return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep)[0]
 
 

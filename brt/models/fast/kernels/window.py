@@ -1,4 +1,6 @@
-"""Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
+"""Windowed self-attention as a Pallas TPU kernel.
+
+Plain counterpart: `brt.models.ops.window_attention` (tests/models/fast/test_attention_kernels.py).
 
 Between the projections, (B, T, A), everything stays in the chip's vector memory (VMEM): unit
 lengths, the learned scale, softmax, dropout. A grid step, in `window_bodies`, is one chunk of
@@ -13,7 +15,6 @@ Axes as in `parts`, and C tokens of a chunk, a divisor of W    X = W + Q
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ from brt.models.fast.kernels.parts import (
     COMPILER,
     Heads,
     TileDropout,
-    drawn_factors,
     interpreted,
     kept_tiles,
     lane_scale,
@@ -35,7 +35,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
+from brt.models.ops import at_least_float32, joined_heads
 from brt.models.sizes import TILE, tile_size
 
 ROWS = 16
@@ -65,135 +65,67 @@ def chunk_size(window: int) -> int:
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
 
 
-class Attended(NamedTuple):
-    """The result; the last block's keys, normalised, and values; on demand, all keys,
-    normalised.
-    """
-
-    y_BTA: jax.Array
-    last_keys_BWA: jax.Array
-    last_values_BWA: jax.Array
-    keys_BTA: jax.Array | None = None
-
-
-def plain_window_attention(
+def attend_to_window(
     heads: Heads,
-    with_keys: bool,
-    q_BTA: jax.Array,
-    k_BTA: jax.Array,
-    v_BTA: jax.Array,
-    cached_k_BWA: jax.Array,
-    cached_v_BWA: jax.Array,
+    q_BTHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    cached_k_BWHK: jax.Array,
+    cached_v_BWHK: jax.Array,
     scale_H: jax.Array,
     bias_HQX: jax.Array,
     keep: jax.Array | TileDropout | None = None,
-) -> Attended:
-    """Returns windowed self-attention of a segment block by block.
+) -> jax.Array:
+    """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
     Args:
-        with_keys: whether to return the keys of all tokens.
-        q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
-        cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
-        scale_H: factor of the scores, used through its absolute value.
+        heads: `qk_norm`: queries and keys get unit length.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
             before it; large and negative for hidden keys.
         keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or seeds for each
             tile; no gradient reaches them.
     """
-    W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
-
-    def split(x_BTA):
-        return x_BTA.reshape(*x_BTA.shape[:2], H, K)
-
-    q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
-    q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
-    k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
-    if isinstance(keep, TileDropout):
-        keep = drawn_factors(keep, W // TILE + 1, by_keys=True)
-    keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
-    values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
-    tiles = []
-    Q = tile_size(W)
-    for start in range(0, q_BTA.shape[1], Q):
-        seen = slice(start, start + W + Q)
-        row = start % W
-        factors = None if keep is None else keep[:, row : row + Q]
-        parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
-        tiles.append(attention(*parts, scale_H, bias_HQX, factors))
-    last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
-    y_BTA = jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape)
-    keys_BTA = k_BTHK.reshape(k_BTA.shape) if with_keys else None
-    return Attended(y_BTA, last_keys, last_values, keys_BTA)
+    arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK))
+    return _attend(heads, *arrays, scale_H, bias_HQX, keep).reshape(q_BTHK.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def window_attention(
-    heads: Heads,
-    with_keys: bool,
-    q_BTA: jax.Array,
-    k_BTA: jax.Array,
-    v_BTA: jax.Array,
-    cached_k_BWA: jax.Array,
-    cached_v_BWA: jax.Array,
-    scale_H: jax.Array,
-    bias: jax.Array,
-    keep: jax.Array | TileDropout | None = None,
-) -> Attended:
-    """Returns `plain_window_attention`, by the kernel.
-
-    bias: (H, Q, X), or one for each data shard, (P, H, Q, X), with separate gradients.
-    """
-    inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias, keep
-    return _forward(heads, with_keys, *inputs)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(heads, *inputs):
+    return _forward(heads, *inputs)[0]
 
 
-_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H")
-_OUTPUTS = ("BTA", "BWA", "BWA")
+_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
 _LOG_SUM = "BHTNC"
 
 
-def _inputs(bias):
-    return *_INPUTS, "HQX" if bias.ndim == 3 else "BHQX", "HWX"
+def _forward(heads, *inputs):
+    run = functools.partial(_forward_call, heads)
+    y, log_sum = on_each_device(heads, run, _INPUTS, ("BTA", _LOG_SUM))(*inputs)
+    return y, (*inputs, log_sum, y)
 
 
-def _outputs(with_keys):
-    return (*_OUTPUTS, "BTA") if with_keys else _OUTPUTS
-
-
-def _forward(heads, with_keys, *inputs):
-    run = functools.partial(_forward_call, heads, with_keys)
-    outputs = *_outputs(with_keys), _LOG_SUM
-    *attended, log_sum = on_each_device(heads, run, _inputs(inputs[6]), outputs)(*inputs)
-    attended = Attended(*attended)
-    return attended, (*inputs, log_sum, attended.y_BTA)
-
-
-def _backward(heads, with_keys, saved, gradients):
+def _backward(heads, saved, dy):
     run = functools.partial(_backward_call, heads)
-    outputs = _outputs(with_keys)
-    whole = _inputs(saved[6])
-    inputs = *whole, _LOG_SUM, "BTA", *outputs
-    given = *saved, *gradients[: len(outputs)]
-    return *on_each_device(heads, run, inputs, whole[:7])(*given), None
+    inputs = *_INPUTS, _LOG_SUM, "BTA", "BTA"
+    return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, dy), None
 
 
-def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias, keep):
+def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
-    G, M = q.shape[1] // C, W // C
+    G = q.shape[1] // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
-    last = pl.BlockSpec((1, C, L), lambda p, b, g: (b, jnp.maximum(g - G + M, 0), p))
     inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias, q.dtype)]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = _Dropout(heads, keep, W)
     P, N = heads.num_heads // heads.per_step, heads.per_step
-    y, last_keys, *all_keys, log_sum = pl.pallas_call(
-        functools.partial(window_bodies.forward, heads, dropout, with_keys),
+    return pl.pallas_call(
+        functools.partial(window_bodies.forward, heads, dropout),
         grid=(P, len(q), G),
         in_specs=[*specs, *dropout.specs],
-        out_specs=[chunk, last, *[chunk] * with_keys, _log_sum_spec(N, C, lambda g: g)],
+        out_specs=[chunk, _log_sum_spec(N, C, lambda g: g)],
         out_shape=[
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k, *[k] * with_keys)),
+            jax.ShapeDtypeStruct(v.shape, v.dtype),
             jax.ShapeDtypeStruct((len(q), P, G, N, C), upcast(q.dtype)),
         ],
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
@@ -201,10 +133,9 @@ def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias, 
         interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs, *dropout.inputs)
-    return y, last_keys, v[:, -W:], *all_keys, log_sum
 
 
-def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, *gradients):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, dy):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
@@ -219,22 +150,17 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     def from_cache(p, b, g):
         return b, jnp.minimum(G - 1 - g, M - 1), p
 
-    def last(p, b, g):
-        return b, jnp.maximum(M - 1 - g, 0), p
-
-    chunk, before, cached, in_last_block = (
-        pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
+    chunk, before, cached = (
+        pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache)
     )
     tables = _tables(heads, scale_H, bias, q.dtype)
-    gradients, of_keys = gradients[:3], gradients[3:]
-    inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v, *of_keys]
+    inputs = [*tables, log_sum, q, k, y, dy, k, v, cached_k, cached_v, k, v]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
-    specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4, in_last_block, in_last_block]
+    specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
-    specs += [chunk] * len(of_keys)
     dropout = _Dropout(heads, keep, W)
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
-        functools.partial(window_bodies.backward, heads, dropout, len(of_keys)),
+        functools.partial(window_bodies.backward, heads, dropout),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
@@ -251,23 +177,20 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
-    (dscale_H,) = summed_over_batch(heads, dscale_H)
-    if bias.ndim == 3:
-        (dbias_HXQ,) = summed_over_batch(heads, dbias_HXQ)
+    dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)
     dscale_H = dscale_H.astype(scale_H.dtype)
-    dbias = _transposed(dbias_HXQ).astype(bias.dtype).reshape(bias.shape)
+    dbias = _transposed(dbias_HXQ).astype(bias.dtype)
     return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias
 
 
-window_attention.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward)
 
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 """For arrays that are copied once for each batch element."""
 
 
 def _tables(heads, scale_H, bias, dtype):
-    bias_HQX = bias.reshape(bias.shape[-3:])
-    return lane_scale(heads, scale_H, dtype), _transposed(at_least_float32(bias_HQX))
+    return lane_scale(heads, scale_H, dtype), _transposed(at_least_float32(bias))
 
 
 def _head_specs(heads, W):

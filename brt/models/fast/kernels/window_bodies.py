@@ -55,10 +55,8 @@ def _rows(reduce, x):
     return reduce(x.reshape(-1, 8, x.shape[1]), axis=0) if len(x) % 8 == 0 else x
 
 
-def forward(heads, dropout, with_keys, q, k, v, cached_k, cached_v, scale, bias, *rest):
-    *outputs, log_sum, keys, values = rest
-    all_keys = [outputs.pop()] if with_keys else []
-    *keep, y, last_keys = outputs
+def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
+    *keep, y, log_sum, keys, values = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
@@ -75,8 +73,6 @@ def forward(heads, dropout, with_keys, q, k, v, cached_k, cached_v, scale, bias,
 
     x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
-    for written in (last_keys, *all_keys):
-        written[0] = keys[W:]
     first = pl.program_id(2) * (C // tile_size(W))
 
     def tile(number, rows, blocks):
@@ -103,10 +99,9 @@ def forward(heads, dropout, with_keys, q, k, v, cached_k, cached_v, scale, bias,
     _for_each_tile(W, C, tile)
 
 
-def backward(heads, dropout, with_keys, scale, bias, log_sum, q, k, y, dy, *rest):
-    dlast_k, dlast_v, early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:8]
-    of_keys, rest = rest[8 : 8 + with_keys], rest[8 + with_keys :]
-    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest
+def backward(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
+    early_k, early_v, cached_k, cached_v, all_k, all_v, *others = rest
+    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = others
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     step, steps, chunks = pl.program_id(2), pl.num_programs(2), W // C
@@ -181,15 +176,8 @@ def backward(heads, dropout, with_keys, scale, bias, log_sum, q, k, y, dy, *rest
         dq[0, rows] = unit_gradient(heads, x, dqueries * scale[0], factor).astype(dq.dtype)
 
     _for_each_tile(W, C, tile)
-    in_last_block = (step < chunks).astype(dkeys.dtype)
-    dunit, dvalue = (
-        sums[W:] + in_last_block * at_least_float32(dlast[0])
-        for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
-    )
-    for given in of_keys:
-        dunit = dunit + at_least_float32(given[0])
-    gradients = unit_gradient(heads, at_least_float32(k[0]), dunit), dvalue
-    dk[0], dv[0] = (x.astype(dk.dtype) for x in gradients)
+    dunit = unit_gradient(heads, at_least_float32(k[0]), dkeys[W:])
+    dk[0], dv[0] = dunit.astype(dk.dtype), dvalues[W:].astype(dv.dtype)
 
     @pl.when(step == steps - 1)
     def _():
