@@ -12,9 +12,10 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models import ops
+from brt.models.fast import kernel_forms
 from brt.models.fast.kernels import gpu_tiles
-from brt.models.fast.kernels.parts import Heads, TileDropout, kept_tiles, seed_numbers
-from brt.models.sizes import TILE
+from brt.models.fast.kernels.parts import Dropout, Heads
+from brt.models.sizes import tile_size
 from brt.training.sharding import make_mesh, shardings
 
 
@@ -69,19 +70,21 @@ def check_dropped(factors_of, rate=0.1):
     assert np.max(np.abs(overlaps)) < most
 
 
-def drawn_by_tpu(dropout, blocks, by_keys=False):
-    """The factors of the weights that a TPU kernel draws, (H, N, TILE, X), for N tiles of queries.
+def drawn_by_tpu(keep, shape, blocks=1, by_keys=False):
+    """The factors of the weights that a TPU kernel draws, (H, N, Q, X), for N tiles of queries.
 
-    blocks: of TILE keys, X = blocks * TILE. by_keys: the kernel's tiles have keys first.
+    shape: of a block of a tile's weights. by_keys: the kernel's blocks have keys first.
     """
+    dropout = Dropout(Heads(1, 128, interpret=True), keep)
 
-    def of_tile(seeds_2):
-        kept = kept_tiles(Heads(1, TILE, interpret=True), dropout.rate, seeds_2, 0)
-        tiles = (kept(block).T if by_keys else kept(block) for block in range(blocks))
-        return jnp.concatenate([*tiles], axis=1) / (1 - dropout.rate)
+    def of_tile(head, tile):
+        drawn = dropout.of_tile(dropout.inputs, head, tile)
+        factors = [drawn(*shape)(jnp.full(shape, dropout.factor)) for _ in range(blocks)]
+        return jnp.concatenate([x.T if by_keys else x for x in factors], axis=1)
 
-    seeds_HN2 = seed_numbers(dropout).reshape(dropout.seeds_HN2.shape)
-    return jax.vmap(jax.vmap(of_tile))(seeds_HN2)
+    H, N, _ = keep.seeds_HN2.shape
+    of_head = jax.vmap(of_tile, (None, 0))
+    return jax.vmap(of_head, (0, None))(jnp.arange(H), jnp.arange(N))
 
 
 def drawn_by_gpu(dropout, window, states=0):
@@ -110,11 +113,9 @@ def of_whole_window(x_HNQX, hidden):
 
 def plain_attend_to_window(heads, q_BTHK, k, v, cached_k, cached_v, scale, bias_HQX, keep=None):
     """`attend_to_window` of the TPU kernel by `ops.attention`."""
-    (H, Q, _), W = bias_HQX.shape, cached_k.shape[1]
-    N = W // Q
-    if isinstance(keep, TileDropout):
-        keep = of_whole_window(drawn_by_tpu(keep, N + 1, by_keys=True), 0)
-    bias_HNQX = jnp.broadcast_to(bias_HQX[:, None], (H, N, *bias_HQX.shape[1:]))
+    W = cached_k.shape[1]
+    keep = keep and window_drawn_by_tpu(keep, W)
+    bias_HNQX = jnp.stack([bias_HQX] * (W // bias_HQX.shape[1]), axis=1)
     bias_HWJ = of_whole_window(bias_HNQX, ops.HIDDEN)
     k = ops.unit_heads(k) if heads.qk_norm else k
     blocks = ops.in_blocks(queries_of(heads, q_BTHK), W)
@@ -122,12 +123,34 @@ def plain_attend_to_window(heads, q_BTHK, k, v, cached_k, cached_v, scale, bias_
     return ops.attention(blocks, *pairs, scale, bias_HWJ, keep).reshape(q_BTHK.shape)
 
 
-def plain_attend_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, scale, keep=None):
-    """`attend_to_states` of the TPU kernel by `ops.attention`."""
-    if isinstance(keep, TileDropout):
-        H, N, _ = keep.seeds_HN2.shape
-        keep = drawn_by_tpu(keep, k_BGSHK.shape[2] // TILE).reshape(H, N * TILE, -1)
+def window_drawn_by_tpu(keep, window):
+    Q = tile_size(window)
+    return of_whole_window(drawn_by_tpu(keep, (Q, Q), window // Q + 1, by_keys=True), 0)
+
+
+def states_drawn_by_tpu(keep, window, states):
+    return drawn_by_tpu(keep, (tile_size(window), states)).reshape(-1, window, states)
+
+
+def plain_attend_to_states(
+    heads, q_BGWHK, k_BGSHK, v_BGSHK, scale, keep=None, drawn=states_drawn_by_tpu
+):
+    """`attend_to_states` of a kernel by `ops.attention`, with the factors that it draws."""
+    keep = keep and drawn(keep, q_BGWHK.shape[2], k_BGSHK.shape[2])
     return ops.attention(queries_of(heads, q_BGWHK), k_BGSHK, v_BGSHK, scale, None, keep)
+
+
+def tables_drawn_by_tpu(bias_HW, key, rate):
+    """`ops.window_tables` with the factors that the TPU kernel draws."""
+    keep = kernel_forms.window_tables(bias_HW, key, rate).keep_HWJ
+    keep_HWJ = keep and window_drawn_by_tpu(keep, bias_HW.shape[1])
+    return ops.WindowTables(ops.window_table(bias_HW), keep_HWJ)
+
+
+def dropout_drawn_by_tpu(key, rate, sizes, dtype):
+    """`ops.states_dropout` with the factors that the TPU kernel draws."""
+    keep = kernel_forms.states_dropout(key, rate, sizes, dtype)
+    return keep and states_drawn_by_tpu(keep, *sizes[1:])
 
 
 def queries_of(heads, q_BTHK):
@@ -163,3 +186,14 @@ def two_segments(graph, params, tokens_SBT):
         return jnp.sum(sums), (x_SBTD, caches)
 
     return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def of_two_segments(model, tokens):
+    """A function from parameters to `two_segments` of 4 batch elements, and the model's own."""
+    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, 4, tokens)).astype(np.int32)
+    graph, params = nnx.split(model, nnx.Param)
+
+    def computed(params):
+        return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
+
+    return computed, params

@@ -23,14 +23,12 @@ from brt.models.ops import (
     heads_first,
     in_blocks,
     joined_heads,
-    keep_mask,
     scaled_heads,
     scaled_queries,
     unit_heads,
     window_table,
 )
-from brt.models.ops import states_dropout as plain_states_dropout
-from brt.models.sizes import TILE, tile_size
+from brt.models.sizes import tile_size
 
 window_misfit, attend_to_window = window_kernel.misfit, window_kernel.attend_to_window
 states_misfit, attend_to_states = states_kernel.misfit, states_kernel.attend_to_states
@@ -55,10 +53,7 @@ def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> Win
     """Returns the tables of a tile, the same for all tiles of a window, and seeds."""
     H, W = bias_HW.shape
     Q = tile_size(W)
-    bias_HQX = window_table(bias_HW, Q)
-    if Q < W:
-        return WindowTables(bias_HQX, tile_dropout(key, rate, H, W // Q))
-    return WindowTables(bias_HQX, keep_mask(key, rate, bias_HQX.shape, bias_HQX.dtype))
+    return WindowTables(window_table(bias_HW, Q), tile_dropout(key, rate, H, W // Q))
 
 
 def window_attention(
@@ -86,11 +81,9 @@ def window_attention(
 
 def states_dropout(
     key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
-) -> jax.Array | TileDropout | None:
-    H, W, S = sizes
-    if W % TILE or S % TILE:
-        return plain_states_dropout(key, rate, sizes, dtype)
-    return tile_dropout(key, rate, H, W // TILE)
+) -> TileDropout | None:
+    H, W, _ = sizes
+    return tile_dropout(key, rate, H, W // tile_size(W))
 
 
 def attention_to_states(

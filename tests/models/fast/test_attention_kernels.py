@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from forms import (
+    check_dropped,
     drawn_by_tpu,
     outputs_and_gradients,
     plain_attend_to_states,
@@ -19,7 +20,7 @@ from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernels.parts import TILE, Heads, tile_dropout, tile_size
+from brt.models.fast.kernels.parts import Heads, tile_dropout, tile_size
 from brt.models.fast.kernels.states import attend_to_states
 from brt.models.fast.kernels.window import attend_to_window
 from brt.models.ops import (
@@ -39,12 +40,6 @@ def normal(rng, *sizes, dtype=np.float32):
     return jnp.asarray(rng.standard_normal(sizes), dtype)
 
 
-def dropout_factors(rng, dropout, *sizes):
-    """Factors of the weights, or None."""
-    kept = (rng.random(sizes) >= dropout) / (1 - dropout) if dropout else None
-    return None if kept is None else jnp.asarray(kept, np.float32)
-
-
 def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
     """Returns random arguments; the bias differs by query, key and head, and masks the window."""
     rng = np.random.default_rng(0)
@@ -59,9 +54,7 @@ def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
         **{name: normal(rng, batch, W, H, K, dtype=dtype) for name in ("cached_k", "cached_v")},
         "scale": 3 * normal(rng, H),
         "bias": jnp.asarray(np.where(visible, normal(rng, H, Q, X), HIDDEN), np.float32),
-        "keep": dropout_factors(rng, dropout, H, W, X)
-        if W == Q
-        else tile_dropout(jax.random.key(0), dropout, H, W // Q),
+        "keep": tile_dropout(jax.random.key(0), dropout, H, W // Q),
     }
 
 
@@ -74,9 +67,7 @@ def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
         "k": normal(rng, batch, blocks, keys, H, K, dtype=dtype),
         "v": normal(rng, batch, blocks, keys, H, K, dtype=dtype),
         "scale": 3 * normal(rng, H),
-        "keep": dropout_factors(rng, dropout, H, queries, keys)
-        if queries % TILE or keys % TILE
-        else tile_dropout(jax.random.key(0), dropout, H, queries // TILE),
+        "keep": tile_dropout(jax.random.key(0), dropout, H, queries // tile_size(queries)),
     }
 
 
@@ -293,18 +284,10 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
 
 def test_a_kernel_drops_the_rates_share_of_weights():
     def factors(seed, rate):
-        drawn = drawn_by_tpu(tile_dropout(jax.random.key(seed), rate, 4, 4), 5)
-        return np.asarray(drawn).reshape(4, 512, -1)
+        drawn = drawn_by_tpu(tile_dropout(jax.random.key(seed), rate, 4, 4), (128, 640))
+        return drawn.reshape(4, 512, 640)
 
-    drawn = factors(0, 0.1)
-    assert drawn.shape == (4, 512, 512 + 128)
-    np.testing.assert_allclose(np.unique(drawn), [0, 1 / 0.9], rtol=1e-6)
-    assert np.all(np.abs(np.mean(drawn == 0, axis=(1, 2)) - 0.1) < 0.003)
-    assert np.array_equal(drawn, factors(0, 0.1))
-    # Neither another key nor another head or tile has the same.
-    tiles = [*factors(1, 0.1).reshape(16, -1), *drawn.reshape(16, -1)]
-    overlaps = np.corrcoef(np.asarray(tiles)) - np.eye(32)
-    assert np.max(np.abs(overlaps)) < 0.02
+    check_dropped(factors)
     assert tile_dropout(jax.random.key(0), 0.0, 4, 4) is None
 
 

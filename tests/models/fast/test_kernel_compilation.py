@@ -58,18 +58,17 @@ for (W, H, K), activations, dropout in [
     q, cache = of(1, 2 * W, H, K), of(1, W, H, K)
     args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
     if dropout:
-        seeds = of(H, W // tile, 2, dtype=jnp.uint32)
-        args.append(of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1))
+        args.append(TileDropout(of(H, W // tile, 2, dtype=jnp.uint32), 0.1))
     compile_attention(functools.partial(window.attend_to_window, heads), args)
 
-BLOCKS = [(32, 512, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64), (512, 512, 8, 16),
-          (512, 512, 4, 256), (1024, 1024, 8, 128), (1024, 1024, 2, 64), (512, 1024, 2, 64)]
+BLOCKS = [(32, 512, 2, 64), (48, 100, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64),
+          (512, 512, 8, 16), (512, 512, 4, 256), (1024, 1024, 8, 128), (1024, 1024, 2, 64),
+          (512, 1024, 2, 64)]
 for (Q, X, H, K), activations in itertools.product(BLOCKS, [jnp.bfloat16, jnp.float32]):
     heads = Heads(H, K)
     if states.misfit(heads, Q, X, activations):
         continue
-    seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
-    keep = TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, X, dtype=f32)
+    keep = TileDropout(of(H, Q // tile_size(Q), 2, dtype=jnp.uint32), 0.1)
     args = [of(1, 4, Q, H, K), *[of(1, 4, X, H, K)] * 2, of(H, dtype=f32)]
     compile_attention(functools.partial(states.attend_to_states, heads), [*args, keep])
 

@@ -6,6 +6,7 @@ C tokens of a chunk    L lanes of a grid step    N heads that share them    P = 
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -229,36 +230,61 @@ def softmax(
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
 
 
-def seed_numbers(dropout: TileDropout) -> jax.Array:
-    """Returns int32 seeds for `kept_tiles`, two for each tile of each head."""
-    return jax.lax.bitcast_convert_type(dropout.seeds_HN2, jnp.int32).reshape(-1)
+class Dropout:
+    """Dropout of attention weights in a TPU kernel; without `keep` nothing is dropped."""
+
+    def __init__(self, heads: Heads, keep: TileDropout | None):
+        self.heads, self.rate = heads, 0.0
+        self.inputs: list[jax.Array] = []
+        self.specs: list[pl.BlockSpec] = []
+        if keep is not None:
+            self.rate, self.tiles = keep.rate, keep.seeds_HN2.shape[1]
+            self.inputs = [jax.lax.bitcast_convert_type(keep.seeds_HN2, jnp.int32).reshape(-1)]
+            self.specs = [pl.BlockSpec(memory_space=pltpu.SMEM)]
+
+    @property
+    def factor(self) -> float:
+        """Of the weights that are kept."""
+        return 1 / (1 - self.rate)
+
+    def of_tile(
+        self, inputs: Sequence[Any], head: int | jax.Array, tile: int | jax.Array
+    ) -> Callable[[int, int], Callable[[jax.Array], jax.Array]]:
+        """Returns a function that draws which weights of the next (rows, columns) are kept.
+
+        Its result sets the others to zero. inputs: `self.inputs` in the kernel. head: of this
+        device. tile: of queries, one of the N of a window.
+        """
+        if not inputs:
+            return lambda rows, columns: lambda weights: weights
+        bits = random_tiles(self.heads, inputs[0], head * self.tiles + tile)
+        most = min(round((1 - self.rate) * 2**32), 2**32 - 1) - 2**31
+
+        def draw(rows, columns):
+            parts = [bits()[:rows, :columns] < most for _ in range(0, columns, TILE)]
+            kept = jnp.concatenate(parts, axis=1)
+            return lambda weights: jnp.where(kept, weights, 0.0)
+
+        return draw
 
 
-def kept_tiles(
-    heads: Heads, rate: float, seeds: jax.Array, number: int | jax.Array
-) -> Callable[[int], jax.Array]:
-    """Returns a function that draws which weights of a block are kept, (TILE, TILE).
+def random_tiles(
+    heads: Heads, seeds: jax.Array, number: int | jax.Array
+) -> Callable[[], jax.Array]:
+    """Returns a function that draws the int32 bits of the next (TILE, TILE) of a tile of queries.
 
-    It must be called for the blocks in order. number: of the tile of queries, over all heads.
+    They are those of the TPU's generator with two of the seeds, unless interpreted.
     """
-    bits = random_tiles(heads, seeds[2 * number], seeds[2 * number + 1])
-    most = min(round((1 - rate) * 2**32), 2**32 - 1) - 2**31
-    return lambda block: bits(block) < most
-
-
-def random_tiles(heads: Heads, first: jax.Array, second: jax.Array) -> Callable[[int], jax.Array]:
-    """Returns a function that draws the int32 bits of a number of (TILE, TILE), called in order.
-
-    They are those of the TPU's generator with two int32 seeds, unless interpreted.
-    """
+    first, second = seeds[2 * number], seeds[2 * number + 1]
     if not heads.interpret:
         pltpu.prng_seed(first, second)
-        return lambda number: pltpu.prng_random_bits((TILE, TILE))
-    seeds = jax.lax.bitcast_convert_type(jnp.stack([first, second]), jnp.uint32)
-    key = jax.random.wrap_key_data(seeds, impl="threefry2x32")
+        return lambda: pltpu.prng_random_bits((TILE, TILE))
+    key_data = jax.lax.bitcast_convert_type(jnp.stack([first, second]), jnp.uint32)
+    key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+    numbers = itertools.count()
 
-    def draw(number):
-        bits = jax.random.bits(jax.random.fold_in(key, number), (TILE, TILE))
+    def draw():
+        bits = jax.random.bits(jax.random.fold_in(key, next(numbers)), (TILE, TILE))
         return jax.lax.bitcast_convert_type(bits, jnp.int32)
 
     return draw

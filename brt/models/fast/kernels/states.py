@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels.parts import (
+    Dropout,
     Heads,
     TileDropout,
     block_misfit,
@@ -26,18 +27,15 @@ from brt.models.fast.kernels.parts import (
     head_masks,
     interpreted,
     inverse_length,
-    kept_tiles,
     lane_scale,
     on_each_device,
     only,
-    seed_numbers,
     softmax,
     summed_over_batch,
     unit_gradient,
     upcast,
 )
 from brt.models.ops import at_least_float32, joined_heads
-from brt.models.sizes import TILE
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
 MOST = 1024
@@ -64,11 +62,11 @@ def attend_to_states(
     k_BGSHK: jax.Array,
     v_BGSHK: jax.Array,
     scale_H: jax.Array,
-    keep: jax.Array | TileDropout | None = None,
+    keep: TileDropout | None = None,
 ) -> jax.Array:
     """Returns attention of the queries of each block to its keys, (B, G, W, H, K).
 
-    Arguments as in `window.attend_to_window`, keep: (H, W, S); keys are never normalised.
+    Arguments as in `window.attend_to_window`; keys are never normalised.
     """
     arrays = map(joined_heads, (q_BGWHK, k_BGSHK, v_BGSHK))
     return block_attention(heads, *arrays, scale_H, keep).reshape(q_BGWHK.shape)
@@ -81,7 +79,7 @@ def block_attention(
     k_BGXA: jax.Array,
     v_BGXA: jax.Array,
     scale_H: jax.Array,
-    keep: jax.Array | TileDropout | None = None,
+    keep: TileDropout | None = None,
 ) -> jax.Array:
     """Returns `attend_to_states` of arrays whose heads are joined, A = H K; (B, G, Q, A)."""
     return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep)[0]
@@ -99,15 +97,11 @@ def _specs(heads, q, k):
         "keys": pl.BlockSpec((1, 1, X, L), of_block),
         "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
         "scale_gradient": pl.BlockSpec((1, 1, 1, 1, L), lambda p, b, g: (p, b, g, 0, 0)),
-        "factors": pl.BlockSpec(
-            (heads.per_step, Q, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)
-        ),
-        "seeds": pl.BlockSpec(memory_space=pltpu.SMEM),
     }
     return (heads.num_heads // heads.per_step, *q.shape[:2]), specs
 
 
-_INPUTS = ("BGQA", "BGXA", "BGXA", "H", "HQX")
+_INPUTS = ("BGQA", "BGXA", "BGXA", "H", "H")
 
 
 def _forward(heads, *inputs):
@@ -126,18 +120,17 @@ def _forward_call(heads, q, k, v, scale_H, keep):
     grid, specs = _specs(heads, q, k)
     inputs = [q, k, v, lane_scale(heads, scale_H, q.dtype)]
     names = ["queries", "keys", "keys", "scale"]
-    dropout = _Dropout(heads, keep)
-    inputs, names = [*inputs, *dropout.inputs], [*names, *dropout.names]
+    dropout = Dropout(heads, keep)
     y = pl.pallas_call(
         functools.partial(_forward_kernel, heads, dropout),
         grid=grid,
-        in_specs=[specs[name] for name in names],
+        in_specs=[*(specs[name] for name in names), *dropout.specs],
         out_specs=specs["queries"],
         out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
         compiler_params=PARALLEL,
         interpret=interpreted(heads),
         name="block_attention_forward",
-    )(*inputs)
+    )(*inputs, *dropout.inputs)
     return (y,)
 
 
@@ -147,54 +140,24 @@ def _backward_call(heads, q, k, v, scale_H, keep, y, dy):
     dscale_PBG1L = jax.ShapeDtypeStruct((*grid, 1, heads.lanes), scale_P1L.dtype)
     inputs = [q, k, v, y, dy, scale_P1L]
     names = ["queries", "keys", "keys", "queries", "queries", "scale"]
-    dropout = _Dropout(heads, keep)
-    inputs, names = [*inputs, *dropout.inputs], [*names, *dropout.names]
+    dropout = Dropout(heads, keep)
     dq, dk, dv, dscale_PBG1L = pl.pallas_call(
         functools.partial(_backward_kernel, heads, dropout),
         grid=grid,
-        in_specs=[specs[name] for name in names],
+        in_specs=[*(specs[name] for name in names), *dropout.specs],
         out_specs=[specs[name] for name in ("queries", "keys", "keys", "scale_gradient")],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, dscale_PBG1L)],
         scratch_shapes=[pltpu.VMEM((k.shape[2], heads.lanes), upcast(k.dtype)) for _ in "kv"],
         compiler_params=PARALLEL,
         interpret=interpreted(heads),
         name="block_attention_backward",
-    )(*inputs)
+    )(*inputs, *dropout.inputs)
     dscale_H = dscale_PBG1L.sum(axis=(1, 2)).reshape(heads.num_heads, -1).sum(axis=1)
     (dscale_H,) = summed_over_batch(heads, dscale_H * jnp.sign(scale_H) * heads.factor)
     return dq, dk, dv, dscale_H.astype(scale_H.dtype)
 
 
 block_attention.defvjp(_forward, _backward)
-
-
-class _Dropout:
-    """Dropout in a kernel: its inputs, with the names of their blocks, and its factors."""
-
-    def __init__(self, heads, keep):
-        self.heads, self.rate, self.inputs, self.names = heads, None, [], []
-        if isinstance(keep, TileDropout):
-            self.rate, self.tiles = keep.rate, keep.seeds_HN2.shape[1]
-            self.inputs, self.names = [seed_numbers(keep)], ["seeds"]
-        elif keep is not None:
-            self.inputs, self.names = [at_least_float32(keep)], ["factors"]
-
-    @property
-    def factor(self):
-        return 1.0 if self.rate is None else 1 / (1 - self.rate)
-
-    def of_tile(self, inputs, first_head, head, number, rows, keys):
-        """Returns a function that drops weights, (Q, X), of a tile of queries; head: from
-        `first_head`.
-        """
-        if not inputs:
-            return lambda weights: weights
-        if self.rate is None:
-            return lambda weights: weights * inputs[0][head, rows]
-        number = (first_head + head) * self.tiles + number
-        kept = kept_tiles(self.heads, self.rate, inputs[0], number)
-        mask = jnp.concatenate([kept(block) for block in range(keys // TILE)], axis=1)
-        return lambda weights: jnp.where(mask, weights, 0.0)
 
 
 def _forward_kernel(heads, dropout, q, k, v, scale, *rest):
@@ -207,8 +170,8 @@ def _forward_kernel(heads, dropout, q, k, v, scale, *rest):
         total = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
             weights, inverse = softmax(only(queries, mask).astype(q.dtype), k[0, 0])
-            dropped = dropout.of_tile(keep, first_head, head, number, rows, k.shape[2])
-            weights = dropped(weights)
+            drawn = dropout.of_tile(keep, first_head + head, number)
+            weights = drawn(*weights.shape)(weights)
             one = dot(weights.astype(v.dtype), v[0, 0], (1, 0)) * (inverse * dropout.factor)
             total = total + only(one, mask)
         y[0, 0, rows] = total.astype(y.dtype)
@@ -234,7 +197,7 @@ def _backward_kernel(heads, dropout, q, k, v, y, dy, scale, *rest):
             exponentials, inverse = softmax(own, k[0, 0])
             weights = exponentials * inverse
             mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
-            dropped = dropout.of_tile(keep, first_head, head, number, rows, k.shape[2])
+            dropped = dropout.of_tile(keep, first_head + head, number)(*weights.shape)
             dvalues[...] += dot(dropped(weights).astype(dy_own.dtype), dy_own, (0, 0))
             dweights = dropped(dot(dy_own, v[0, 0], (1, 1)))
             dscores = (weights * (dweights - mean)).astype(q.dtype)

@@ -25,13 +25,12 @@ from jax.typing import DTypeLike
 from brt.models.fast.kernels import window_bodies
 from brt.models.fast.kernels.parts import (
     COMPILER,
+    Dropout,
     Heads,
     TileDropout,
     interpreted,
-    kept_tiles,
     lane_scale,
     on_each_device,
-    seed_numbers,
     summed_over_batch,
     upcast,
 )
@@ -74,7 +73,7 @@ def attend_to_window(
     cached_v_BWHK: jax.Array,
     scale_H: jax.Array,
     bias_HQX: jax.Array,
-    keep: jax.Array | TileDropout | None = None,
+    keep: TileDropout | None = None,
 ) -> jax.Array:
     """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
@@ -82,8 +81,7 @@ def attend_to_window(
         heads: `qk_norm`: queries and keys get unit length.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
             before it; large and negative for hidden keys.
-        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or seeds for each
-            tile; no gradient reaches them.
+        keep: dropout of the weights, with seeds for each tile of the window.
     """
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK))
     return _attend(heads, *arrays, scale_H, bias_HQX, keep).reshape(q_BTHK.shape)
@@ -94,7 +92,7 @@ def _attend(heads, *inputs):
     return _forward(heads, *inputs)[0]
 
 
-_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
+_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "H")
 _LOG_SUM = "BHTNC"
 
 
@@ -117,7 +115,7 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep):
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
     inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias, q.dtype)]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
-    dropout = _Dropout(heads, keep, W)
+    dropout = Dropout(heads, keep)
     P, N = heads.num_heads // heads.per_step, heads.per_step
     return pl.pallas_call(
         functools.partial(window_bodies.forward, heads, dropout),
@@ -158,7 +156,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
     specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
-    dropout = _Dropout(heads, keep, W)
+    dropout = Dropout(heads, keep)
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
         functools.partial(window_bodies.backward, heads, dropout),
         grid=(heads.num_heads // heads.per_step, len(q), G),
@@ -208,42 +206,3 @@ def _log_sum_spec(N, C, chunk_of_step):
 
 def _transposed(x_HQX):
     return jnp.swapaxes(x_HQX, 1, 2)
-
-
-class _Dropout:
-    """Dropout in a kernel: its inputs, and its factors of transposed weights."""
-
-    def __init__(self, heads, keep, W):
-        self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
-        self.inputs, self.specs = [], []
-        if isinstance(keep, TileDropout):
-            self.rate, self.inputs = keep.rate, [seed_numbers(keep)]
-            self.specs = [pl.BlockSpec(memory_space=pltpu.SMEM)]
-        elif keep is not None:
-            blocks = at_least_float32(keep).reshape(*keep.shape[:2], -1, W)
-            self.inputs = [jnp.moveaxis(blocks, 1, 3)]
-            size = heads.per_step, *self.inputs[0].shape[1:]
-            self.specs = [pl.BlockSpec(size, lambda p, b, g: (p, 0, 0, 0))]
-
-    @property
-    def factor(self):
-        return 1.0 if self.rate is None else 1 / (1 - self.rate)
-
-    def of_tile(self, inputs, head, tile):
-        """Returns a function from a block's number to a function that drops the block's weights.
-
-        It must be called for the blocks of keys in order. tile: number in the segment.
-        """
-        if not inputs:
-            return lambda block: lambda weights: weights
-        if self.rate is None:
-            return lambda block: lambda weights: weights * inputs[0][head, block]
-        number = pl.program_id(0) * self.heads.per_step + head
-        number = number * self.tiles + jax.lax.rem(tile, self.tiles)
-        kept = kept_tiles(self.heads, self.rate, inputs[0], number)
-
-        def of_block(block):
-            mask = kept(block)
-            return lambda weights: jnp.where(mask, weights, 0.0)
-
-        return of_block

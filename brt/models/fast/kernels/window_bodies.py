@@ -73,7 +73,8 @@ def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
 
     x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
-    first = pl.program_id(2) * (C // tile_size(W))
+    Q, first_head = tile_size(W), pl.program_id(0) * heads.per_step
+    first = pl.program_id(2) * (C // Q)
 
     def tile(number, rows, blocks):
         x = at_least_float32(q[0, rows])
@@ -85,11 +86,11 @@ def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
             highest = functools.reduce(jnp.maximum, (_rows(jnp.max, x) for x in scores))
             highest = jnp.max(highest, axis=0, keepdims=True)
             sums = products = jnp.zeros((), x.dtype)
-            of_block = dropout.of_tile(keep, head, first + number)
+            drawn = dropout.of_tile(keep, first_head + head, jax.lax.rem(first + number, W // Q))
             for i, (seen, _) in enumerate(blocks):
                 weights = jnp.exp(scores[i] - highest)
                 sums = sums + _rows(jnp.sum, weights)
-                weights = of_block(i)(weights)
+                weights = drawn(Q, Q)(weights)
                 products = products + dot(values[seen], weights.astype(v.dtype), (0, 0))
             sums = jnp.sum(sums, axis=0, keepdims=True)
             total = total + only((products * (dropout.factor / sums)).T, mask)
@@ -143,7 +144,8 @@ def backward(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
     def _():
         keys[:C], values[:C] = cached_k[0], cached_v[0]
 
-    first = (steps - 1 - step) * (C // tile_size(W))
+    Q, first_head = tile_size(W), pl.program_id(0) * heads.per_step
+    first = (steps - 1 - step) * (C // Q)
 
     def tile(number, rows, blocks):
         x, gradient = at_least_float32(q[0, rows]), at_least_float32(dy[0, rows])
@@ -159,9 +161,9 @@ def backward(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
             mean = jnp.sum(along_y[own_rows], axis=0, keepdims=True)
             log_sum_1Q = log_sum[0, 0, 0, pl.ds(head, 1), rows]
             products = jnp.zeros((), x.dtype)
-            of_block = dropout.of_tile(keep, head, first + number)
-            for i, (seen, part) in enumerate(blocks):
-                dropped = of_block(i)
+            drawn = dropout.of_tile(keep, first_head + head, jax.lax.rem(first + number, W // Q))
+            for seen, part in blocks:
+                dropped = drawn(Q, Q)
                 scores = dot(keys[seen], own, (1, 1)) + bias[head, part]
                 weights = jnp.exp(scores - log_sum_1Q)
                 dweights = dropped(dot(values[seen], dy_own, (1, 1)))
