@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.fast import table
@@ -29,9 +30,18 @@ def delta_rule(
         return plain(matrix_BHKK, inputs)
     B, T = inputs[-1].shape[:2]
     kernels, heads = table.kernels_for(sizes, B)
-    decays = "heads" if inputs[3].ndim == 3 else "channels"
     misfit = kernels.delta.misfit(heads, T, dtype)
-    what = f"Delta rule with decays of {decays}, {T} tokens"
-    if table.has_kernel(sizes, what, misfit, required=False):
-        return kernels.delta.delta_rule(heads, dtype, matrix_BHKK, inputs)
+    if table.has_kernel(sizes, f"Delta rule, {T} tokens", misfit, required=False):
+        return kernels.delta.delta_rule(heads, dtype, matrix_BHKK, by_channel(inputs))
     return plain(matrix_BHKK, inputs)
+
+
+def by_channel(inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the inputs of the rule with the decay of a head as that of each of its channels.
+
+    Kernels for decays of heads would save an estimated 5 % of a step of three layers on a TPU v4.
+    """
+    q_BTHK, k_BTHK, v_BTHK, log, step_BTH = inputs
+    if log.ndim == 3:
+        log = jnp.broadcast_to(log[..., None], k_BTHK.shape)
+    return [q_BTHK, k_BTHK, v_BTHK, log, step_BTH]

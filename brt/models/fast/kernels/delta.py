@@ -5,9 +5,9 @@ mathematics. A grid step is a block of tokens of one head. The head's matrix S s
 block to block, and in the backward pass its gradient. The forward pass stores S before each block,
 in the activations' type, and the block's stored values; the rest is recomputed.
 
-Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 2,562 and
-3,664 bundles of instructions, or with decays of channels of 3,963 and 8,645: 0.80 M and 1.61 M for
-each of the two cores. Bundles do not show waiting for memory; no TPU has run it.
+Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 3,963 and
+8,645 bundles of instructions: 1.61 M for each of the two cores. Bundles do not show waiting for
+memory; no TPU has run it.
 
 Axes as in `delta_tiles`, and G blocks of W = 128 tokens
 """
@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles
-from brt.models.fast.kernels.delta_decays import ByChannel, ByHead, Exact
+from brt.models.fast.kernels.delta_decays import Decays, Exact
 from brt.models.fast.kernels.parts import (
     COMPILER,
     LANES,
@@ -56,28 +56,21 @@ def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
 def delta_rule(
     heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the results of `gated_delta.delta_rule`, in their types; V = K.
+    """Returns the results of `gated_delta.delta_rule` with decays of channels, in their types.
 
-    dtype: of the activations, and of the operands of products.
+    V = K. dtype: of the activations, and of the operands of products.
     """
-    *of_heads, log, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
-    log = joined_heads(log) if log.ndim == 4 else _rows(log)
-    q_BTA, k_BTA, v_BTA = (joined_heads(x.astype(dtype)) for x in of_heads)
-    matrix_BHKV, read_BTA = _rule(heads, matrix_BHKV, q_BTA, k_BTA, v_BTA, log, _rows(step_BTH))
+    *of_heads, log_BTHK, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
+    arrays_BTA = map(joined_heads, (*(x.astype(dtype) for x in of_heads), log_BTHK))
+    step_BH1T = jnp.swapaxes(step_BTH, 1, 2)[:, :, None]
+    matrix_BHKV, read_BTA = _rule(heads, matrix_BHKV, *arrays_BTA, step_BH1T)
     shape = inputs[2].shape
     read_BTHV = read_BTA[:, : shape[1]].reshape(shape)
     return matrix_BHKV, read_BTHV.astype(upcast(dtype))
 
 
-def _rows(x_BTH):
-    return jnp.swapaxes(x_BTH, 1, 2)[:, :, None]
-
-
-_MATRIX, _TOKENS, _ROWS, _MATRICES = "BHKV", "BTA", "BHXT", "BHGKV"
-
-
-def _axes(log):
-    return *[_TOKENS] * 3, _TOKENS if log.ndim == 3 else _ROWS, _ROWS
+_MATRIX, _TOKENS, _MATRICES = "BHKV", "BTA", "BHGKV"
+_INPUTS = *[_TOKENS] * 4, "BHXT"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -87,7 +80,7 @@ def _rule(heads, matrix, q, k, v, log, step):
 
 def _forward(heads, matrix, *inputs):
     run = functools.partial(_forward_call, heads)
-    axes = *_axes(inputs[3]), _MATRIX
+    axes = *_INPUTS, _MATRIX
     outputs = _MATRIX, _TOKENS, _TOKENS, _MATRICES
     after, read, *saved = on_each_device(heads, run, axes, outputs)(*inputs, matrix)
     return (after, read), (*inputs, *saved)
@@ -95,9 +88,8 @@ def _forward(heads, matrix, *inputs):
 
 def _backward(heads, saved, gradients):
     run = functools.partial(_backward_call, heads)
-    inputs = _axes(saved[3])
-    axes = *inputs, _TOKENS, _MATRICES, _MATRIX, _TOKENS
-    return on_each_device(heads, run, axes, (_MATRIX, *inputs))(*saved, *gradients)
+    axes = *_INPUTS, _TOKENS, _MATRICES, _MATRIX, _TOKENS
+    return on_each_device(heads, run, axes, (_MATRIX, *_INPUTS))(*saved, *gradients)
 
 
 _rule.defvjp(_forward, _backward)
@@ -124,8 +116,8 @@ def _call(
     is_reversed: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Runs a kernel with blocks of `inputs`, q, k, v, log, step, ..., and with `_scratch`."""
-    q, _, _, log, *_ = inputs
-    K, (B, T, A) = heads.head_size, q.shape
+    K, q = heads.head_size, inputs[0]
+    B, T, A = q.shape
     G, exact = T // W, Exact(q.dtype == jnp.bfloat16, on_tpu=True)
 
     def spec(x):
@@ -144,22 +136,22 @@ def _call(
         return of((None, None, K, K), lambda h, b, g: (b, h, 0, 0))
 
     return pl.pallas_call(
-        functools.partial(kernel, ByChannel(exact) if log.ndim == 3 else ByHead(exact)),
+        functools.partial(kernel, Decays(exact)),
         grid=(A // K, B, G),
         in_specs=[*map(spec, inputs)],
         out_specs=[*map(spec, outputs)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs],
-        scratch_shapes=_scratch(K, K if log.ndim == 3 else 1, q.dtype),
+        scratch_shapes=_scratch(K, q.dtype),
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name=name,
     )(*inputs)
 
 
-def _scratch(K, C, dtype):
+def _scratch(K, dtype):
     """Returns w, u, decayed queries and keys, scores, inverse, kept, dstored, dmatrices."""
-    sizes = *[(W, K)] * 4, (1, W, W), (W, W), (1, 1, C), (W, K), (1, K, K)
-    return [pltpu.VMEM(x, upcast(dtype) if x == (1, 1, C) else dtype) for x in sizes]
+    sizes = *[(W, K)] * 4, (1, W, W), (W, W), (1, 1, K), (W, K), (1, K, K)
+    return [pltpu.VMEM(x, upcast(dtype) if x == (1, 1, K) else dtype) for x in sizes]
 
 
 def _start(decays, inputs, sums, first, scratch):
@@ -189,6 +181,6 @@ def _backward_kernel(decays, *refs):
     w, u, decayed_q, decayed_k, scores, inverse, kept, dstored, dmatrices = scratch
     of_loop = w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
     delta_tiles.backward(W, dmatrix, *of_loop)
-    arrays = *inputs, scores.at[0], inverse, w, u, stored, dstored, dread
+    arrays = *inputs, inverse, w, u, stored, dstored, dread
     arrays = *arrays, before.at[0], dmatrices.at[0], *outputs
     delta_tiles.gradients(decays, dmatrix.shape[0], *arrays)

@@ -1,8 +1,7 @@
-"""Decays in the kernels of the delta rule: of heads, and of their channels.
+"""Decays in the kernels of the delta rule, one of each channel.
 
-Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_unit_lower` of
-`brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`, and C decays of a token: 1, or
-K.
+Plain counterparts: `products_by_channel` and `inverse_of_unit_lower` of
+`brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`.
 """
 
 from collections.abc import Callable
@@ -125,81 +124,12 @@ def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.A
 class Factors(NamedTuple):
     """Decays of a block.
 
-    since_WC, until_WC: since its start, and until its end. kept_C: of the whole block.
+    since_WK, until_WK: since its start, and until its end. kept_K: of the whole block.
     """
 
-    since_WC: jax.Array
-    until_WC: jax.Array
-    kept_C: jax.Array
-
-
-class ByHead(NamedTuple):
-    """One decay of each token, C = 1."""
-
-    exact: Exact
-
-    @property
-    def by_channel(self) -> bool:
-        return False
-
-    def logs(self, at: Positions, log_W: jax.Array) -> jax.Array:
-        """Returns logarithms of decays since the start of the block, (W, 1)."""
-        before = at.column <= at.row
-        return jnp.sum(jnp.where(before, log_W, 0.0), axis=1, keepdims=True)
-
-    def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
-        """Returns the decays between tokens, (W, W), 0 after the token."""
-        log_W1 = self.logs(at, log_W)
-        # The same numbers as a row.
-        log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
-        return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
-
-    def factors(self, at: Positions, log_W: jax.Array) -> Factors:
-        log_W1, last = self.logs(at, log_W), jnp.sum(log_W, keepdims=True)
-        return Factors(jnp.exp(log_W1), jnp.exp(last - log_W1), jnp.exp(last))
-
-    def products(
-        self, at: Positions, k_WK: jax.Array, log_W: jax.Array, *x_WK: jax.Array
-    ) -> list[jax.Array]:
-        """Returns the decayed products of each x with the keys up to its token, (W, W)."""
-        decay_WW = self.decay(at, log_W)
-        return [decay_WW * dot(x, k_WK, (1, 1)) for x in x_WK]
-
-    def backward(
-        self,
-        at: Positions,
-        q_WK: jax.Array,
-        k_WK: jax.Array,
-        log_W: jax.Array,
-        dscores_WW: jax.Array,
-        dproducts_WW: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, None]:
-        """Returns the gradients of queries and keys; `of_products` gives those of logarithms."""
-        decay_WW = self.decay(at, log_W)
-        of_products = product_gradients(q_WK, k_WK, decay_WW * dscores_WW, decay_WW * dproducts_WW)
-        return *of_products, None
-
-    def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the results of `of_factors`, from gradients of logarithms between tokens."""
-        dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - column(self.exact.total(dlog_WW))
-        return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
-
-    def of_factors(
-        self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns gradients of logarithms since the start of the block, (W, 1), and of all, (1,).
-
-        dsince_WK, duntil_WK, dkept_K: of logarithms of factors.
-        """
-        duntil_W1 = jnp.sum(duntil_WK, axis=1, keepdims=True)
-        last_1 = jnp.sum(duntil_W1)[None] + jnp.sum(dkept_K, keepdims=True)
-        return jnp.sum(dsince_WK, axis=1, keepdims=True) - duntil_W1, last_1
-
-    def of_logs(self, at: Positions, dlog_W1: jax.Array, last_1: jax.Array) -> jax.Array:
-        """Returns gradients of the tokens' logarithms, (W,), from sums of the results of
-        `of_products` and `of_factors`.
-        """
-        return self.exact.total(jnp.where(at.column <= at.row, dlog_W1, 0.0)) + last_1
+    since_WK: jax.Array
+    until_WK: jax.Array
+    kept_K: jax.Array
 
 
 def product_gradients(
@@ -212,17 +142,13 @@ def product_gradients(
     return dot(dscores_WW, k_WK, (1, 0)), dk_WK
 
 
-class ByChannel(NamedTuple):
-    """A decay of each channel, C = K; halves of parts as in `products_by_channel`.
+class Decays(NamedTuple):
+    """Products with decays and their gradients; halves of parts as in `products_by_channel`.
 
     Logarithms of decays are sums over tokens, products with matrices of zeros and ones.
     """
 
     exact: Exact
-
-    @property
-    def by_channel(self) -> bool:
-        return True
 
     def factors(self, at: Positions, log_WK: jax.Array) -> Factors:
         since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
@@ -281,5 +207,6 @@ class ByChannel(NamedTuple):
     def of_factors(
         self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
     ) -> jax.Array:
+        """Returns gradients of logarithms, from those of logarithms of factors."""
         dlog_WK = self.exact.sum(at.column <= at.row, dsince_WK, 0)
         return dlog_WK + self.exact.sum(at.column > at.row, duntil_WK, 0) + dkept_K

@@ -37,18 +37,15 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
 
     Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,), on TPUs (1, W).
     Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W); kept
-    (C,). part: channels of an iteration.
+    (K,). part: channels of an iteration.
     """
     (W, K), kind, step_W1 = q.shape, q.dtype, column(step[...])
     at = positions(W)
 
-    def logs(columns):
-        return log[:, columns] if decays.by_channel else log[...]
-
     def multiply(i, sums):
         columns = pl.ds(i * part, part)
         keys = k[:, columns]
-        found = decays.products(at, keys, logs(columns), keys, q[:, columns])
+        found = decays.products(at, keys, log[:, columns], keys, q[:, columns])
         return tuple(x + y for x, y in zip(sums, found, strict=True))
 
     zeros = jnp.zeros((W, W), upcast(kind))
@@ -60,14 +57,10 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
     def solve(i, _):
         columns = pl.ds(i * part, part)
         keys = k[:, columns]
-        since, until, kept_C = decays.factors(at, logs(columns))
+        since, until, kept[..., columns] = decays.factors(at, log[:, columns])
         w[:, columns] = dot(solved, (step_W1 * since * keys).astype(kind), (1, 0)).astype(kind)
         decayed_q[:, columns] = (since * q[:, columns]).astype(kind)
         decayed_k[:, columns] = (until * keys).astype(kind)
-        if decays.by_channel:
-            kept[..., columns] = kept_C
-        else:
-            kept[...] = kept_C
 
     def solve_values(i, _):
         columns = pl.ds(i * part, part)
@@ -80,7 +73,7 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
 def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, read, stored, before):
     """Computes stored and read values, and S, for a part of the values, block after block.
 
-    Inputs: matrix (K, V); w, decayed_q, decayed_k (T, K); u (T, V); scores (G, W, W); kept (G, C).
+    Inputs: matrix (K, V); w, decayed_q, decayed_k (T, K); u (T, V); scores (G, W, W); kept (G, K).
     Outputs: after (K, V); read, stored (T, V); before (G, K, V), S before each block.
     """
 
@@ -103,7 +96,7 @@ def backward(
     """Computes gradients of stored values and of the matrices, from the last block to the first.
 
     Inputs: dafter (K, V), of the last matrix; w, decayed_q, decayed_k (T, K); scores (G, W, W);
-    kept (G, C); dread (T, V).
+    kept (G, K); dread (T, V).
     Outputs: dmatrix (K, V), of the first matrix; dstored (T, V); dmatrices (G, K, V), of the matrix
     after each block.
     """
@@ -126,12 +119,12 @@ def backward(
 def gradients(decays, part, *arrays):
     """Computes the gradients of a block from those of stored values and of S after the block.
 
-    Arrays: the inputs q, k, v, log, step, scores, inverse, w, u and stored of a block, as in
-    `prepare` and `forward`; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
+    Arrays: the inputs q, k, v, log, step, inverse, w, u and stored of a block, as in `prepare`
+    and `forward`; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
     (W, K); dv (W, V); dlog, dstep (W,). part: channels of keys of an iteration: all at once would
     exceed the registers.
     """
-    q, k, v, log, step, scores, inverse, w, u, stored, *others = arrays
+    q, k, v, log, step, inverse, w, u, stored, *others = arrays
     dstored, dread, before, dafter, dq, dk, dv, dlog, dstep = others
     (W, K), V, kind, sums = q.shape, v.shape[1], q.dtype, upcast(q.dtype)
     at, step_W1, solved = positions(W), column(step[...]), inverse[...]
@@ -147,9 +140,6 @@ def gradients(decays, part, *arrays):
     carry = jnp.zeros((W, 1), sums), jnp.zeros((W, W), sums)
     of_step, dsystem = fold(V // part, of_values, carry)
 
-    def logs(columns):
-        return log[:, columns] if decays.by_channel else log[...]
-
     def keys_gradient(dw):  # of b e k
         return dot(solved, dw.astype(kind), (0, 0))
 
@@ -164,7 +154,7 @@ def gradients(decays, part, *arrays):
         dw = fold(V // part, of_w, jnp.zeros((W, part), sums))
         of_keys, keys = keys_gradient(dw).astype(kind), k[:, columns]
         dsystem = dsystem + dot(of_keys, w[:, columns], (1, 1))
-        return dsystem, products + decays.products(at, keys, logs(columns), keys)[0]
+        return dsystem, products + decays.products(at, keys, log[:, columns], keys)[0]
 
     carry = dsystem, jnp.zeros((W, W), sums)
     dsystem, products = fold(K // part, add, carry)
@@ -172,15 +162,11 @@ def gradients(decays, part, *arrays):
     of_step = of_step + jnp.sum(dsystem * products, axis=1, keepdims=True)
     dproducts = step_W1 * dsystem
     dscores = jnp.where(at.column <= at.row, dot(dread[...], stored[...], (1, 1)), 0.0)
-    dlogs = None
-    if not decays.by_channel:
-        dlogs = decays.of_products(at, dproducts * products + dscores * scores[...])
 
-    def finish(i, carry):
-        of_step, dlogs = carry
+    def finish(i, of_step):
         columns = pl.ds(i * part, part)
         queries, keys = q[:, columns], k[:, columns]
-        of_products = decays.backward(at, queries, keys, logs(columns), dscores, dproducts)
+        of_products = decays.backward(at, queries, keys, log[:, columns], dscores, dproducts)
         dqueries, dkeys, of_logs = of_products
 
         def of_values(j, carry):
@@ -195,7 +181,7 @@ def gradients(decays, part, *arrays):
         zeros = jnp.zeros((W, part), sums)
         carry = zeros, zeros, zeros, jnp.zeros((part, 1), sums)
         dw, of_q, of_k, dkept_K1 = fold(V // part, of_values, carry)
-        since, until, kept = decays.factors(at, logs(columns))
+        since, until, kept = decays.factors(at, log[:, columns])
         of_q, of_k, of_keys = since * of_q, until * of_k, since * keys_gradient(dw)
         of_step = of_step + jnp.sum(of_keys * keys, axis=1, keepdims=True)
         of_keys = step_W1 * of_keys
@@ -205,12 +191,7 @@ def gradients(decays, part, *arrays):
         )
         dq[:, columns] = (dqueries + of_q).astype(kind)
         dk[:, columns] = (dkeys + of_k + of_keys).astype(kind)
-        if decays.by_channel:
-            dlog[:, columns] = of_logs + of_factors
-            return of_step, dlogs
-        return of_step, tuple(x + y for x, y in zip(dlogs, of_factors, strict=True))
+        dlog[:, columns] = of_logs + of_factors
+        return of_step
 
-    of_step, dlogs = fold(K // part, finish, (of_step, dlogs))
-    dstep[...] = decays.exact.vector(of_step)
-    if not decays.by_channel:
-        dlog[...] = decays.of_logs(at, *dlogs)
+    dstep[...] = decays.exact.vector(fold(K // part, finish, of_step))

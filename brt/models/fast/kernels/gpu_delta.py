@@ -9,7 +9,7 @@ of a few channels, which are independent of the others. Without atomic operation
 same bit for bit in every run. The backward pass reads S before each block, in the activations'
 type.
 
-Axes as in `delta_tiles`, and C decays of a token: 1, or K.
+Axes as in `delta_tiles`.
 """
 
 import functools
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles, gpu_launch
-from brt.models.fast.kernels.delta_decays import ByChannel, ByHead, Exact
+from brt.models.fast.kernels.delta_decays import Decays, Exact
 from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
 from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_zeros
 
@@ -35,26 +35,16 @@ class Launches(NamedTuple):
     gradients: Launch
 
 
-_SMALL = Launches(Launch(64, 16, 8, 1), Launch(64, 32, 4, 2), Launch(64, 16, 8, 1))
-_LARGE = Launches(Launch(64, 32, 8, 1), Launch(64, 64, 8, 2), Launch(64, 32, 8, 1))
-_WIDE = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 8, 1), Launch(32, 16, 8, 1))
-_CHANNELS = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 2), Launch(32, 16, 8, 1))
-_WIDE_CHANNELS = _CHANNELS._replace(blocks=Launch(32, 32, 8, 1))
+_BFLOAT16 = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 2), Launch(32, 16, 8, 1))
+_WIDE = _BFLOAT16._replace(blocks=Launch(32, 32, 8, 1))
 _FLOAT32 = Launches(*[Launch(16, 16, 8, 1)] * 3)
 
 
-def launches(
-    head_size: int, dtype: DTypeLike, by_channel: bool, large: bool | None = None
-) -> Launches:
+def launches(head_size: int, dtype: DTypeLike) -> Launches:
     """Returns sizes as `gpu_launch.launches`."""
     if dtype != jnp.bfloat16:
         return _FLOAT32
-    if by_channel:
-        return _CHANNELS if head_size <= 128 else _WIDE_CHANNELS
-    if large is None:
-        large = gpu_launch.has_large_memory()
-    found = _LARGE if large else _SMALL
-    return found if head_size <= 128 else _WIDE
+    return _BFLOAT16 if head_size <= 128 else _WIDE
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
@@ -68,13 +58,13 @@ def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
 def delta_rule(
     heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the results of `gated_delta.delta_rule`, in their types.
+    """Returns the results of `gated_delta.delta_rule` with decays of channels, in their types.
 
     dtype: of the activations, and of the operands of products.
     """
     q_BTHK, k_BTHK, v_BTHV, *decay_step = inputs
     T, K, kind = q_BTHK.shape[1], q_BTHK.shape[3], upcast(dtype)
-    found = launches(K, dtype, decay_step[0].ndim == 4)
+    found = launches(K, dtype)
     arrays = *(x.astype(dtype) for x in (q_BTHK, k_BTHK, v_BTHV)), *decay_step
     arrays = tuple(with_zeros(x, -T % found.blocks.queries) for x in arrays)
     matrix_BHKV, read_BTHV = _rule(heads, found, matrix_BHKV, *arrays)
@@ -90,14 +80,13 @@ def _rule(heads, found, matrix, q, k, v, log, step):
     return _forward(heads, found, matrix, q, k, v, log, step)[0]
 
 
-def _axes(log):
-    return *[_TOKENS] * 3, _TOKENS[: log.ndim], "BGH"
+_INPUTS = *[_TOKENS] * 4, "BGH"
 
 
 def _forward(heads, found, matrix, *inputs):
     # w, u, decayed queries and keys, scores, inverse, kept, stored, before.
     saved = *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG"
-    axes = _MATRIX, *_axes(inputs[3])
+    axes = _MATRIX, *_INPUTS
     call_kernels = functools.partial(_forward_call, heads, found)
     run = on_each_device(heads, call_kernels, axes, (_MATRIX, _TOKENS, *saved))
     after, read, *saved = run(matrix, *inputs)
@@ -106,9 +95,8 @@ def _forward(heads, found, matrix, *inputs):
 
 def _backward(heads, found, saved, gradients):
     run = functools.partial(_backward_call, heads, found)
-    inputs = _axes(saved[3])
-    axes = *inputs, *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG", _MATRIX, _TOKENS
-    return on_each_device(heads, run, axes, (_MATRIX, *inputs))(*saved, *gradients)
+    axes = *_INPUTS, *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG", _MATRIX, _TOKENS
+    return on_each_device(heads, run, axes, (_MATRIX, *_INPUTS))(*saved, *gradients)
 
 
 _rule.defvjp(_forward, _backward)
@@ -147,24 +135,23 @@ def _empty(spec, shape, dtype):
     return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 
-def _decays(q, log):
-    exact = Exact(q.dtype == jnp.bfloat16)
-    return ByHead(exact) if log.ndim == 3 else ByChannel(exact)
+def _decays(q):
+    return Decays(Exact(q.dtype == jnp.bfloat16))
 
 
 def _forward_call(heads, found, matrix, q, k, v, log, step):
     (B, T, H, K), V, kind = q.shape, v.shape[3], upcast(q.dtype)
     W = found.blocks.queries
-    G, C = T // W, K if log.ndim == 4 else 1
+    G = T // W
     specs = _specs(found.prepare, q, v)
     layout = specs.layout
     like_q, like_v = (_empty(specs.block, x.shape, x.dtype) for x in (q, v))
     square = (B, H, G, W, W), q.dtype, layout.each(W, W)
-    kept = (B, H, G, C), kind, layout.each(C)
+    kept = (B, H, G, K), kind, layout.each(K)
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    body = functools.partial(delta_tiles.prepare, _decays(q, log), specs.part)
-    flops, grid = 2 * B * T * H * W * _prepared(log, W, K, V), (G, B * H)
+    body = functools.partial(delta_tiles.prepare, _decays(q), specs.part)
+    flops, grid = 2 * B * T * H * W * _prepared(W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
 
@@ -175,7 +162,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
         specs.values(u),
         *map(layout.every, (decayed_q, decayed_k)),
         Block(scores, layout.of_batch(G, W, W)),
-        Block(kept, layout.of_batch(G, C)),
+        Block(kept, layout.of_batch(G, K)),
     )
     like_v = _empty(specs.values, v.shape, v.dtype)
     before = _empty(specs.matrices, (B, H, G, K, V), q.dtype)
@@ -190,14 +177,14 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
 def _backward_call(heads, found, q, k, v, log, step, *rest):
     w, u, decayed_q, decayed_k, scores, inverse, kept, stored, before, dafter, dread = rest
     (B, T, H, K), V = q.shape, v.shape[3]
-    W, (G, C) = found.blocks.queries, kept.shape[2:]
+    W, G = found.blocks.queries, kept.shape[2]
     specs = _specs(found.blocks, q, v)
     layout = specs.layout
     inputs = (
         specs.matrices(dafter),
         *map(layout.every, (w, decayed_q, decayed_k)),
         Block(scores, layout.of_batch(G, W, W)),
-        Block(kept, layout.of_batch(G, C)),
+        Block(kept, layout.of_batch(G, K)),
         specs.values(dread),
     )
     outputs = (
@@ -213,13 +200,13 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
     specs = _specs(found.gradients, q, v)
     given = (
         *map(specs.block, (q, k, v, log, step)),
-        *(Block(x, layout.each(W, W)) for x in (scores, inverse)),
+        Block(inverse, layout.each(W, W)),
         *map(specs.block, (w, u, stored, dstored, dread)),
         *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
     )
     results = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
-    body = functools.partial(delta_tiles.gradients, _decays(q, log), specs.part)
-    flops, grid = 2 * B * T * H * _of_gradients(log, W, K, V), (G, B * H)
+    body = functools.partial(delta_tiles.gradients, _decays(q), specs.part)
+    flops, grid = 2 * B * T * H * _of_gradients(W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
     return dmatrix, *called
 
@@ -228,15 +215,13 @@ EXACT = 3
 """Products for one of `Exact`."""
 
 
-def _prepared(log, W, K, V):
+def _prepared(W, K, V):
     """Returns multiplications for a token and a token of its block."""
     levels = W.bit_length() - 1
-    decayed = 2 * K if log.ndim == 3 else levels * 4 * K + 4 * K
-    return decayed + EXACT * 2 * W * (levels - 1) + K + V
+    return (levels + 1) * 4 * K + EXACT * 2 * W * (levels - 1) + K + V
 
 
-def _of_gradients(log, W, K, V):
+def _of_gradients(W, K, V):
     """Returns multiplications for a token."""
     levels = W.bit_length() - 1
-    decayed = 4 * K if log.ndim == 3 else levels * 10 * K + 8 * K
-    return 4 * K * V + W * (3 * V + 3 * K + decayed)
+    return 4 * K * V + W * (3 * V + 11 * K + levels * 10 * K)
