@@ -30,7 +30,7 @@ IN_ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
 def _specs(heads, W, S):
     L = heads.lanes
     return {
-        "x": lambda D: pl.BlockSpec((1, 1, S, D), lambda p, b, g: (g[0], b, 0, 0)),
+        "x": lambda D: pl.BlockSpec((1, S, D), lambda p, b, g: (b, 0, 0)),
         "matrix": lambda D: pl.BlockSpec((4, D, L), lambda p, b, g: (0, 0, p)),
         "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
         "tokens": pl.BlockSpec((1, W, L), lambda p, b, g: (b, g[0], p)),
@@ -132,7 +132,7 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
     tokens, (raw, keys, values, h, token_keys, token_values) = refs[:6], refs[10:]
     _load_tokens(g, tokens, token_keys, token_values)
     for i in range(4):
-        raw[0, 0, i] = dot(x[0, 0], matrix[i], (1, 0)).astype(raw.dtype)
+        raw[0, 0, i] = dot(x[0], matrix[i], (1, 0)).astype(raw.dtype)
     k = at_least_float32(raw[0, 0, 0])
     keys[0, 0] = (k * inverse_length(heads, k)).astype(keys.dtype)
     values[0, 0] = raw[0, 0, 1]
@@ -151,7 +151,7 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
                 total = total + only(dot(weights.astype(v.dtype), v, (1, 0)) * inverse, mask)
             h[0, 0, i, rows] = total.astype(h.dtype)
 
-    for_each_tile(x.shape[2], tile)
+    for_each_tile(x.shape[1], tile)
 
 
 def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
