@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -39,15 +39,6 @@ def one_data_shard() -> Iterator[None]:
 
 def in_one_data_shard() -> bool:
     return _ONE_SHARD.get()
-
-
-def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `function` so that it is traced in the context that is active now.
-
-    JAX traces the passes of a `jax.custom_vjp` after the calling function has returned.
-    """
-    context = contextvars.copy_context()
-    return lambda *inputs: context.copy().run(function, *inputs)
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:

@@ -97,8 +97,7 @@ def scaled_queries(q_BTHK: jax.Array, scale_H: jax.Array | None) -> tuple[jax.Ar
 class Matrix:
     """A matrix of parameters that multiplies activations of `dtype`, in that type.
 
-    The form of `scan_blocks` in `fast` casts each once, before the loop, and computes each gradient
-    once, after the loop of the backward pass.
+    The form of `scan_blocks` in `fast` casts each once, before the loop.
     """
 
     def __init__(self, array: jax.Array, dtype: DTypeLike):
@@ -326,13 +325,16 @@ def scan_blocks(
     carry: Any,
     blocks: Any,
     remat: bool = False,
+    unroll: int = 1,
 ) -> tuple[Any, Any, Any]:
     """Folds `step(weights, carry, block)` over the blocks of a segment.
 
     Args:
         step: returns the next carry, the block's outputs, and its metrics.
-        weights: a tree of arrays and of `Matrix`; a step multiplies with each at most once.
+        weights: a tree of arrays and of `Matrix`.
         remat: recompute each step in the backward pass.
+        unroll: steps of an iteration, as in `jax.lax.scan`; if one iteration has all steps, nothing
+            is stacked for the backward pass.
 
     Returns:
         The last carry, the outputs, (B, G, ...), and the means of the metrics.
@@ -344,6 +346,6 @@ def scan_blocks(
 
     blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), blocks)
     run = jax.checkpoint(run) if remat else run
-    carry, (outputs, metrics) = jax.lax.scan(run, carry, blocks)
+    carry, (outputs, metrics) = jax.lax.scan(run, carry, blocks, unroll=unroll)
     outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
     return carry, outputs, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
