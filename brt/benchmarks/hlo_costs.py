@@ -22,7 +22,7 @@ KINDS = (
     *("collective-broadcast", "ragged-all-to-all"),
 )
 
-_LAYER = re.compile(r"layers?\d+(?:[-_.]+\d+)?")
+_LAYER = re.compile(r"layer\d+")
 _WORDS = re.compile(r"[^/()]+")
 _MESH = re.compile(
     r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"

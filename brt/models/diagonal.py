@@ -6,6 +6,7 @@ computation per step. Source: Sivtsov et al. 2025, arXiv:2506.05229.
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,6 @@ from flax import nnx
 
 from brt.models.caches import cleared, select_rows
 from brt.models.fast.cudnn_attention import layers_at_once
-from brt.models.fast.layer_scan import kind_of, stacked_trees, unstacked
 from brt.models.layerwise import Layerwise
 from brt.models.model import Model
 
@@ -129,6 +129,22 @@ def groups_of(layerwise: Layerwise, x_BTD: jax.Array, caches: tuple) -> list[Gro
         )
         for indices, like in by_kind.values()
     ]
+
+
+def kind_of(layer: nnx.Module, layer_input: Any) -> Any:
+    """Returns what layers of one structure, with inputs of the same shapes, have in common."""
+    graph, state = nnx.split(layer)
+    leaves, tree = jax.tree.flatten((nnx.to_pure_dict(state), layer_input))
+    return graph, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def stacked_trees(trees: Iterable[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def unstacked(tree: Any) -> list[Any]:
+    length = len(jax.tree.leaves(tree)[0])
+    return [jax.tree.map(lambda x, n=n: x[n], tree) for n in range(length)]
 
 
 def result_shapes(layerwise: Layerwise, layer: Any, like: tuple[Any, Any]) -> tuple[Any, Any]:

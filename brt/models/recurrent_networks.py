@@ -16,7 +16,6 @@ from brt.checks import Count, OneOf, Share, configurable
 from brt.models.axis_rules import constrain
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -196,15 +195,14 @@ class RecurrentStack(LanguageModel):
         with jax.named_scope("embedding"):
             x_BTD = dropout(x_BTD, self.dropout, keys[0])
 
-        @jax.named_scope("states")
-        def run(layer, x_BTD, layer_input):
-            cache, layer_key = layer_input
-            x_BTD, cache = layer(x_BTD, cache)
-            return dropout(x_BTD, self.dropout, layer_key), cache
-
-        layer_inputs = list(zip(caches, keys[1:], strict=True))
-        x_BTD, new_caches = run_layers(run, self.layers, x_BTD, layer_inputs)
-        return x_BTD, tuple(new_caches), {}
+        after = []
+        parts = zip(self.layers, caches, keys[1:], strict=True)
+        for i, (layer, cache, layer_key) in enumerate(parts):
+            with jax.named_scope(f"layer{i}/states"):
+                x_BTD, cache = layer(x_BTD, cache)
+                x_BTD = dropout(x_BTD, self.dropout, layer_key)
+            after.append(cache)
+        return x_BTD, tuple(after), {}
 
     def layerwise(self) -> Layerwise:
         return Layerwise(self.layers)

@@ -36,8 +36,6 @@ LAYER_MEMORIES = (RecurrentCell, ExternalMemory, AssociativeMemory, GatedDeltaMe
 DELTA_LAYERS = (GatedDeltaLayer, KimiDeltaLayer, LinearAttentionLayer)
 RECENT_MEMORIES = (KimiDeltaMemory, LactMemory, TitansMemory, CachedStates, *DELTA_LAYERS)
 """Drawn by seeds of their own, so that the others keep their models."""
-SCANNED = 17
-"""Layers of which those of one structure are scanned together."""
 
 
 class Dice:
@@ -77,8 +75,8 @@ class Dice:
     def vocabulary(self):
         return self.choice(*PRIMES) if self.parts == 1 else 8 * self.whole(1, 12)
 
-    def layers(self, scanned=False):
-        return SCANNED if scanned and self.chance(0.15) else self.whole(2, 3)
+    def layers(self):
+        return self.whole(2, 3)
 
     def blocks(self, longest=40):
         """Window, and the tokens of a segment of one to five windows."""
@@ -309,7 +307,7 @@ def transformer_xl_body(dice, memory_length=None, encodings=("relative",), **set
     return functools.partial(
         TransformerXL,
         vocabulary_size=vocabulary,
-        num_layers=dice.layers(scanned=True),
+        num_layers=dice.unused() and dice.layers(),
         **sizes,
         memory_length=memory_length,
         encoding=encoding,
@@ -446,7 +444,7 @@ def network(dice, turn):
         (LSTM, QRNN)[turn % 2],
         vocabulary_size=vocabulary,
         width=width,
-        num_layers=dice.layers(scanned=True),
+        num_layers=dice.unused() and dice.layers(),
         hidden_size=dice.divided(1, 20),
         **adaptive(dice, vocabulary, width, projections=False),
     )

@@ -16,7 +16,6 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights, Show
 from brt.models.body import Body
 from brt.models.counts import matrix_size
 from brt.models.decoding_window import update_where
-from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
@@ -264,17 +263,16 @@ class TransformerXL(Body, ShowsAttention):
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
 
-        def step(layer, x_BTD, layer_input):
-            memory_BMD, layer_key = layer_input
-            with jax.named_scope("attention"):
-                x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
-            if shown is not None:
-                shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, shared))
-            return run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key), x_BTD
-
-        layer_inputs = list(zip(contents, layer_keys, strict=True))
-        fewest = None if shown is None else math.inf  # a scan's body cannot append
-        x_BTD, inputs = run_layers(step, self.layers, x_BTD, layer_inputs, fewest)
+        inputs = []
+        parts = zip(self.layers, contents, layer_keys, strict=True)
+        for i, (layer, memory_BMD, layer_key) in enumerate(parts):
+            with jax.named_scope(f"layer{i}"):
+                with jax.named_scope("attention"):
+                    x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
+                if shown is not None:
+                    shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, shared))
+                inputs.append(x_BTD)
+                x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
         with jax.named_scope("vocabulary"):
             return self.drops(x_BTD, last_key), inputs
 
