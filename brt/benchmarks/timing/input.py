@@ -1,19 +1,13 @@
 """Speed of reading token stores, share of padding, and balance of batch elements."""
 
 import os
-import tempfile
 import time
 from typing import Any
 
-import numpy as np
-
 from brt.benchmarks.tables import Column, aligned
-from brt.data.sources.base import Document
-from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.checksum import checksum_of
 from brt.data.streams.select import SAMPLES, STREAMS, training_stream
-from brt.data.vocabularies.base import ByteVocabulary
 
 BATCHES, ROUNDS = 200, 5
 
@@ -47,22 +41,6 @@ def measure_store(folder: str | os.PathLike, rows: int, segment_length: int) -> 
             "row_segments": (int(segments_B.min()), int(segments_B.max())),
         }
     return by_stream
-
-
-def time_input(rows: int, segment_length: int, segments_per_step: int) -> float:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
-    documents = (
-        Document(str(i), rng.integers(0, 128, size, np.uint8).tobytes())
-        for i, size in enumerate(lengths)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "store")
-        write_store(path, documents, ByteVocabulary(), {"source": "random"}, quiet=True)
-        store = TokenStore(path)
-        stream = training_stream("documents", store, rows, segment_length, segments_per_step)
-        stream.batch(0)
-        return _rate(stream, BATCHES, True)
 
 
 def _rate(stream, batches, checksum):

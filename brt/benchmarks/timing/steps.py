@@ -11,7 +11,6 @@ import numpy as np
 
 from brt import config
 from brt.benchmarks.tables import Column, aligned
-from brt.benchmarks.timing.input import time_input
 from brt.benchmarks.timing.random_inputs import random_batch
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
@@ -84,7 +83,6 @@ def table(
     rows = []
     for i, candidate in enumerate(candidates):
         facts, median = candidate.facts, float(np.median(seconds[:, i]))
-        shape = facts["rows"], facts["segment_length"], facts["segments_per_step"]
         tokens_per_second = facts["tokens_per_step"] / median
         row = {
             "name": candidate.name,
@@ -93,9 +91,7 @@ def table(
             "step_seconds": median,
             "tokens_per_second": tokens_per_second,
             **facts,
-            "input_tokens_per_second": time_input(*shape),
         }
-        row["input_times_faster"] = row["input_tokens_per_second"] / tokens_per_second
         if peak := device_peak():
             devices = jax.device_count()
             row["mfu"] = facts["flops_per_token"] * tokens_per_second / (peak * devices)
@@ -111,7 +107,6 @@ COLUMNS = (
     Column("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
     Column("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
     Column("mfu", "MFU", "{:.1%}"),
-    Column("input_times_faster", "data x", "{:,.0f}"),
 )
 
 
@@ -133,8 +128,7 @@ def compare(
     device = jax.devices()[0].device_kind
     print(
         f"\n{jax.device_count()} x {device}, {budgets.pop():,} tokens per step, median of "
-        f"{rounds} interleaved steps, ratio to {baseline}; data x: batches are read so many times "
-        "as fast as they are trained on"
+        f"{rounds} interleaved steps, ratio to {baseline}"
     )
     columns = [column for column in COLUMNS if column.key in rows[0]]
     print("\n".join(aligned(rows, columns)))
