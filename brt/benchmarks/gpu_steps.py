@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from brt.benchmarks import hlo, hlo_costs
-from brt.benchmarks.gpus import Card, Gpus, worth_setting
+from brt.benchmarks.gpus import Card, Gpus
 from brt.benchmarks.roofline import ATTENTION, TRITON, Kernel, Kernels
 from brt.training.records.metrics import compiled_bytes
 
@@ -57,7 +57,6 @@ def step_figures(compiled: jax.stages.Compiled, flops: float, gpus: Gpus) -> dic
         "hbm_bytes": size,
         "argument_bytes": plan.argument_size_in_bytes,
         "temporary_bytes": plan.temp_size_in_bytes,
-        "worth_setting": worth_setting(gpus, size),
         **program_figures(hlo.parse(compiled.as_text() or ""), flops, gpus.chip),
     }
 

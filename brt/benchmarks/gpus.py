@@ -274,24 +274,3 @@ def devices_of(gpus: Gpus) -> Sequence[Any]:
         raise ValueError(
             f"JAX's CUDA plugin cannot compile for {gpus.name}: {str(error).splitlines()[0]}"
         ) from error
-
-
-def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
-    """Returns environment variables to try, each with its reason."""
-    chip, several = gpus.chip, gpus.devices > 1
-    needed = "needed here: " if step_bytes > 0.75 * chip.hbm_bytes else ""
-    flags = ["--xla_gpu_enable_triton_gemm=false"]
-    if several:
-        kinds = ("all_gather", "all_reduce", "reduce_scatter")
-        flags += [f"--xla_gpu_{kind}_combine_threshold_bytes={2**27}" for kind in kinds]
-    lines = [
-        f"XLA_PYTHON_CLIENT_MEM_FRACTION=0.9   ({needed}JAX takes 0.75 of a card by default)",
-        "JAX_OPTIMIZATION_LEVEL=O1   (more passes of the compiler)",
-        f'XLA_FLAGS="{" ".join(flags)}"   (products by cuBLAS'
-        + ("; larger collectives)" if several else ")"),
-    ]
-    if several and chip.capability >= (9, 0):
-        lines.append("NCCL_NVLS_ENABLE=1   (sums inside of NVSwitch)")
-    if several and chip.capability[0] == 9:
-        lines.append("CUDA_DEVICE_MAX_CONNECTIONS=1   (Hopper: collectives start in order)")
-    return lines

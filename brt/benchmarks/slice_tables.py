@@ -92,8 +92,6 @@ def details(row: Mapping[str, Any]) -> str:
         lines.append(f"  collectives {title}: {_kinds(row['collectives'][place])}")
     if "across_slices" in row:
         lines.append(f"  {across_line(row['across_slices'])}")
-    if flags := row.get("worth_setting"):
-        lines += ["  to try on these cards:", *(f"    {flag}" for flag in flags)]
     return "\n".join(lines)
 
 
