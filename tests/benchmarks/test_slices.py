@@ -20,43 +20,14 @@ CYCLES = 8400 + 42 + 300 + 200 + 20
 """Cycles of `TEXT`, counted manually."""
 
 
-SIZES = {
-    "v2": (8, 32, 128, 256, 512),
-    "v3": (8, 32, 64, 128, 256, 512, 1024, 2048),
-    "v4": (8, 16, 32, 64, *range(128, 4097, 128)),
-    "v5litepod": (1, 4, 8, 16, 32, 64, 128, 256),
-    "v5p": (8, 16, 32, 64, *range(128, 12289, 128)),
-    "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
-}
-"""Numbers in gcloud's accelerator types: of cores, and of chips for v5litepod and v6e."""
-
-
-@pytest.mark.parametrize("kind", SIZES)
-def test_every_type_of_gcloud_is_a_slice_of_that_many_chips(kind):
-    for size in SIZES[kind]:
-        found = topologies.find(f"{kind}-{size}")
-        assert found.chips == size // (1 if kind in ("v5litepod", "v6e") else 2)
-        assert found.devices == (size if kind in ("v2", "v3") else found.chips)
-        assert topologies.find(found.name) == topologies.find(found.friendly) == found
-
-
 @pytest.mark.parametrize(
     ("name", "own", "devices"),
     [
         ("v2-8", "v2:2x2", 8),
-        ("v3-2048", "v3:32x32", 2048),
-        ("v4-8", "v4:2x2x1", 4),
-        ("v4-32", "v4:2x2x4", 16),
         ("v4-384", "v4:4x4x12", 192),
-        ("v5e-16", "v5e:4x4", 16),
         ("v5litepod-1", "v5e:1x1", 1),
-        ("v5litepod-64", "v5e:8x8", 64),
         ("V5LitePod-256 ", "v5e:16x16", 256),
-        ("v5p-8", "v5p:2x2x1", 4),
-        ("v5p-2304", "v5p:8x12x12", 1152),
         ("v5p-12288", "v5p:16x16x24", 6144),
-        ("V6E-16", "v6e:4x4", 16),
-        ("2xv5litepod-256", "2xv5e:16x16", 512),
         ("3xv4:2x2x4", "3xv4:2x2x4", 48),
     ],
 )
@@ -65,17 +36,13 @@ def test_a_slice_has_the_shape_and_the_devices_that_jax_names(name, own, devices
     assert (found.name, found.devices) == (own, devices)
 
 
+def test_each_slice_is_found_by_both_of_its_names():
+    for known in topologies.KNOWN.values():
+        assert topologies.find(known.name) == topologies.find(known.friendly) == known
+
+
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("v4-33", "v4-32"),
-        ("v5e16", "v5e-16"),
-        ("v5litepod-2", "v5e-"),
-        ("v4:2x2", "v4:2x2x"),
-        ("v6e:4x4x1", "v6e:4x4"),
-        ("v4:0x2x2", "v4:2x2x"),
-        ("0xv4-8", "v4-8"),
-    ],
+    ("name", "near"), [("v4-33", "v4-32"), ("v4:2x2", "v4:2x2x"), ("0xv4-8", "v4-8")]
 )
 def test_a_mistyped_slice_is_refused_with_the_nearest_name(name, near):
     with pytest.raises(ValueError, match="is no slice of TPUs") as error:
