@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import random_model
-from flax import nnx
-from forms import on_mesh, outputs_and_gradients, relative_errors, two_segments
+from forms import of_two_segments, on_mesh, outputs_and_gradients, relative_errors
 from test_gpu_kernels import BF16, F32, GPU
 from tiny_models import leaves_close, quick_jit
 
@@ -175,12 +174,8 @@ def on_gpu(monkeypatch):
 def test_a_model_on_a_mesh_or_without_equals_its_plain_form(target, name, mesh_shape, monkeypatch):
     chosen_as_on(target, monkeypatch)
     model = random_model(name, window=16, attention_form="kernel")
-    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, 4, 32)).astype(np.int32)
-    graph, params = nnx.split(model, nnx.Param)
+    computed, params = of_two_segments(model, 32)
     used = []
-
-    def computed(params):
-        return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
 
     def plain(heads, dtype, matrix, inputs):
         used.append(heads)

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import random_model
-from flax import nnx
 from forms import (
     check_dropped,
     drawn_by_gpu,
+    of_two_segments,
     on_mesh,
     outputs_and_gradients,
+    plain_attend_to_states,
     relative_errors,
-    two_segments,
 )
-from tiny_models import leaves_close, quick_jit
+from tiny_models import leaves_close
 
 from brt.models import axis_rules, ops
 from brt.models.caches import WindowCache
@@ -36,14 +36,6 @@ def plain_attention(heads, q, k, v, cached_k, cached_v, scale, bias, dropout):
     tables = ops.WindowTables(ops.window_table(bias), keep)
     window, scale = WindowCache(cached_k, cached_v), scale if heads.qk_norm else None
     return ops.window_attention(q, k, v, window, scale, tables).attended_BTHK
-
-
-def plain_attention_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, scale, dropout=None):
-    (*_, W, _, K), S = q_BGWHK.shape, k_BGSHK.shape[2]
-    keep = None if dropout is None else drawn_by_gpu(dropout, W, S)
-    scale = scale if heads.qk_norm else scale * K**-0.5
-    q = ops.unit_heads(q_BGWHK) if heads.qk_norm else q_BGWHK
-    return ops.attention(q, k_BGSHK, v_BGSHK, scale, None, keep)
 
 
 def arguments(heads, rows, window, blocks, new_document=None):
@@ -161,15 +153,11 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
     name, mesh_shape, settings, monkeypatch
 ):
     model = random_model(name, **{**SMALL, **settings})
-    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, 4, 2 * W)).astype(np.int32)
-    graph, params = nnx.split(model, nnx.Param)
-
-    def computed(params):
-        return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
-
+    computed, params = of_two_segments(model, 2 * W)
     of_kernels = on_mesh(mesh_shape, computed, params)
     monkeypatch.setattr(gpu_forms, "attend_to_window", plain_attention)
-    monkeypatch.setattr(gpu_forms, "attend_to_states", plain_attention_to_states)
+    plain_to_states = functools.partial(plain_attend_to_states, drawn=drawn_by_gpu)
+    monkeypatch.setattr(gpu_forms, "attend_to_states", plain_to_states)
     # A cell amplifies rounding: with feedback the plain form on a mesh differs by 1.7e-4.
     size = 3e-4 if name.startswith("feedback") else 5e-5
     leaves_close(of_kernels, computed(params), size)
@@ -204,10 +192,7 @@ def test_auto_on_a_gpu_is_no_kernel(monkeypatch):
     ("kind", "sizes", "part"),
     [
         ("NVIDIA H100 80GB HBM3", (512, 128, BF16), None),
-        ("NVIDIA A100-SXM4-80GB", (2048, 32, BF16), None),
-        ("NVIDIA GeForce RTX 4090", (128, 256, F32), None),
         ("Tesla T4", (512, 128, BF16), "Tesla T4"),
-        ("Tesla V100-SXM2-16GB", (512, 128, BF16), "V100"),
         ("NVIDIA B200", (192, 128, BF16), "window = 192"),
         ("NVIDIA B200", (4096, 128, BF16), "window = 4096"),
         ("NVIDIA B200", (512, 96, BF16), "head_size = 96"),
