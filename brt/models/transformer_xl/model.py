@@ -1,7 +1,6 @@
 """Transformer-XL, and the models that its paper compares it with."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Self
 
