@@ -12,13 +12,11 @@ python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=26843
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import gin
 from absl import flags, logging
 
 from brt import command_line, config
-from brt.checks import MissingSettings
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -26,14 +24,13 @@ from brt.data.stores.distributed import BeamRunner
 from brt.data.stores.inspection import describe, document_ends, verify
 from brt.data.stores.token_store import TokenStore
 from brt.data.text_flag import define_text
-from brt.data.vocabularies.base import Vocabulary
-from brt.data.vocabularies.named import as_vocabulary, named_vocabulary
+from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
+from brt.data.vocabularies.named import as_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
 from brt.host.terminal import printable
 from brt.run.checks import check_vocabulary
-from brt.storage.paths import only_buckets_of
 
 FLAGS = flags.FLAGS
 define_text()
@@ -166,28 +163,17 @@ def inspect(store: TokenStore, document: str | None) -> None:
 
 
 def vocabulary_of(store: TokenStore) -> Vocabulary | None:
-    """Returns the vocabulary of a store: the config's if there is one, else the manifest's."""
+    """Returns the vocabulary of the config, or bytes without one; None if the store has another."""
+    vocabulary: Vocabulary = ByteVocabulary()
+    if FLAGS.gin_file or FLAGS.gin_bindings:
+        bound = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
+        vocabulary = bound or Corpus().vocabulary
     entry = store.manifest["vocabulary"]
-    file = entry.get("file")
-    try:
-        if bound := bool(FLAGS.gin_file or FLAGS.gin_bindings):
-            of_corpus = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
-            vocabulary = of_corpus or Corpus().vocabulary
-        else:
-            name = f"{entry['name'].split(':')[0]}:{file}" if file else entry["name"]
-            vocabulary = named_vocabulary(name)
-        with nullcontext() if bound else only_buckets_of([]):
-            fingerprint = vocabulary.fingerprint
-    except (OSError, ValueError, MissingSettings) as error:
-        # The vocabulary of a task's source has no name of its own.
-        is_nameless = not bound and not file and isinstance(error, ValueError)
-        fingerprint = "unknown without a config" if is_nameless else f"not available: {error}"
-    if fingerprint == entry["fingerprint"]:
+    if vocabulary.fingerprint == entry["fingerprint"]:
         return vocabulary
     sentence = (
-        f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and the "
-        f"vocabulary here is {fingerprint.rstrip('.')}. To see text, give the --gin_file the store "
-        "was made with."
+        f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and not "
+        f"with {vocabulary.name}. To see text, give the --gin_file the store was made with."
     )
     print(printable(sentence))
     return None
