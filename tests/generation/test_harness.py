@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from architectures import WINDOW, random_model
 from paths import CONFIGS
-from test_generation import Ids
+from test_generation import IDS
 
 from brt.generation.generator import Generator
 from brt.generation.sampling import GREEDY
@@ -43,7 +43,7 @@ def harness():
 @pytest.fixture(scope="module")
 def lm(harness):
     model = random_model("rec_two_layers")
-    return harness.BrtLM(Generator(model, Ids(), WINDOW, chunk=3), batch_size=3)
+    return harness.BrtLM(Generator(model, IDS, WINDOW, chunk=3), batch_size=3)
 
 
 def test_a_run_with_own_code_is_read_where_it_is_allowed(harness, tmp_path, monkeypatch):

@@ -86,7 +86,9 @@ def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
             highest = functools.reduce(jnp.maximum, (_rows(jnp.max, x) for x in scores))
             highest = jnp.max(highest, axis=0, keepdims=True)
             sums = products = jnp.zeros((), x.dtype)
-            drawn = dropout.of_tile(keep, first_head + head, jax.lax.rem(first + number, W // Q))
+            drawn = dropout.of_tile(
+                keep, first_head + head, jax.lax.rem(first + number, jnp.int32(W // Q))
+            )
             for i, (seen, _) in enumerate(blocks):
                 weights = jnp.exp(scores[i] - highest)
                 sums = sums + _rows(jnp.sum, weights)
@@ -161,7 +163,9 @@ def backward(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
             mean = jnp.sum(along_y[own_rows], axis=0, keepdims=True)
             log_sum_1Q = log_sum[0, 0, 0, pl.ds(head, 1), rows]
             products = jnp.zeros((), x.dtype)
-            drawn = dropout.of_tile(keep, first_head + head, jax.lax.rem(first + number, W // Q))
+            drawn = dropout.of_tile(
+                keep, first_head + head, jax.lax.rem(first + number, jnp.int32(W // Q))
+            )
             for seen, part in blocks:
                 dropped = drawn(Q, Q)
                 scores = dot(keys[seen], own, (1, 1)) + bias[head, part]
