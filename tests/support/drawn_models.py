@@ -163,7 +163,7 @@ def layer_memory(dice, kind, window, least=1):
         arrangement = dice.choice("dual", "single", "skip")
         return functools.partial(
             kind,
-            num_states=dice.whole(1, 40),
+            num_states=dice.divided(1, 40),
             gate=dice.choice("fixed", "lstm"),
             arrangement=arrangement,
             gate_form=dice.choice("paper", "meliad"),
