@@ -172,7 +172,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             logging.debug("traceback", exc_info=True)
             lines = [*message(error).split("\n"), *filter(None, [_user_code(error)])]
             shown = "\n".join(map(printable, lines))
-            say(f"\nError: {shown}")
+            say(f"\nError: {_unwritten_output(error) or shown}")
             _leave(1)
 
     _open_missing_streams()
@@ -235,6 +235,20 @@ def _open_missing_streams():
             setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def _unwritten_output(error):
+    if not isinstance(error, OSError) or error.filename or not error.errno:
+        return ""
+    try:
+        print(flush=True)
+    except OSError as error:
+        _discard_output()
+        return (
+            f"Cannot write to the standard output ({error.strerror}): send it elsewhere, or free "
+            "some space, and run the same command again."
+        )
+    return ""
+
+
 def _discard_output():
     # Python would write the rest again at exit.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -252,11 +266,6 @@ def _hide_further_checkpoint_errors():
 
 
 def _leave(status: int):
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        say(f"Cannot write to the standard output: {error.strerror}.")
-        _discard_output()
     if processes.is_one_of_several():
         processes.leave(status=status)
     sys.exit(status)

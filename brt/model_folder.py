@@ -105,6 +105,8 @@ def load_run(
     """
     root, step = _located(os.fspath(folder)), check_step(step)
     if (root / BACKBONE_GIN).is_file():
+        if isinstance(step, int):
+            raise ValueError(f"{root} is an exported backbone, without steps: name no step.")
         return _load_backbone(root, bindings, allow_imports)
     folder = str(root)
     files = [run_config(folder)]

@@ -11,12 +11,14 @@ python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=26843
     --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp --setup_file=./setup.py
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import gin
 from absl import flags, logging
 
 from brt import command_line, config
+from brt.checks import MissingSettings
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -167,7 +169,8 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     vocabulary: Vocabulary = ByteVocabulary()
     if FLAGS.gin_file or FLAGS.gin_bindings:
         bound = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
-        vocabulary = bound or Corpus().vocabulary
+        with contextlib.suppress(MissingSettings):  # of a model's config alone
+            vocabulary = bound or Corpus().vocabulary
     entry = store.manifest["vocabulary"]
     if vocabulary.fingerprint == entry["fingerprint"]:
         return vocabulary

@@ -12,7 +12,9 @@ from brt.checks import Reference, check, shortened
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings that name a module, imported when used."""
 MOST_VALUES = 100_000
-"""Most values of a binding, with those of macros at each use: forty macros can stand for 2^40."""
+"""Most values of a config, with those of macros and references at each use: forty can stand for
+2^40.
+"""
 
 
 class BoundValue(NamedTuple):
@@ -32,12 +34,13 @@ class BoundValue(NamedTuple):
 
 def bound_values() -> Iterator[BoundValue]:
     """Yields all values of declared parameters; refuses macros that lead back to one another."""
+    left = iter(range(MOST_VALUES))
     for (scope, selector), values in gin_private.bound().items():
         entry = gin_private.entry_of(selector)
         parameters = parameters_of(entry) if entry else {}
         for parameter, written in values.items():
             name = name_of(scope, selector, parameter)
-            value = expanded(name, written, _named)
+            value = expanded(name, written, _named(scope), left)
             if parameter in parameters:
                 declared = parameters[parameter].annotation
                 yield BoundValue(name, declared, value, written)
@@ -78,19 +81,25 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
             check_module(value, said, allow_imports)
 
 
-def expanded(name: str, value: Any, new: Callable[[Any, Callable[[Any], Any]], Any]) -> Any:
+def expanded(
+    name: str,
+    value: Any,
+    new: Callable[[Any, Callable[[Any], Any]], Any],
+    left: Iterator[int],
+) -> Any:
     """Returns the value of a binding with each of its parts, in brackets too, replaced.
 
     new: from a part, and a function that expands the value of a macro, to its replacement.
+    left: of `range(MOST_VALUES)`, for all bindings of a config together.
 
     Raises `ValueError` if macros lead back to one another, or stand for too many values.
     """
-    left = iter(range(MOST_VALUES))
 
     def replaced(value):
         if next(left, None) is None:
             raise ValueError(
-                f"{name} stands for more than {MOST_VALUES:,} values by its macros: bind fewer."
+                f"{name} brings the config to more than {MOST_VALUES:,} values, with those of "
+                "macros and references at each use: bind fewer."
             )
         if isinstance(value, tuple | list):
             return type(value)(replaced(one) for one in value)
@@ -102,14 +111,23 @@ def expanded(name: str, value: Any, new: Callable[[Any, Callable[[Any], Any]], A
         return replaced(value)
     except RecursionError:
         raise ValueError(
-            f"{name} = {shortened(repr(value))} leads back to itself by macros, or has brackets "
-            "too deep in one another: write its value out."
+            f"{name} = {shortened(repr(value))} leads back to itself by macros or references, or "
+            "has brackets too deep in one another: write its value out."
         ) from None
 
 
-def _named(value, replaced):
-    if not isinstance(value, gin_private.Reference):
-        return value
-    if value.configurable.selector == "gin.macro":  # gin has refused macros without a value
-        return replaced(gin_private.bound()[value.config_key]["value"])
-    return Reference(repr(value), value.configurable.wrapped, value.evaluate)
+def _named(scope: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
+    scopes = [tuple(filter(None, scope.split("/")))]  # a reference without one is read in the last
+
+    def named(value, replaced):
+        if not isinstance(value, gin_private.Reference):
+            return value
+        if value.configurable.selector == "gin.macro":  # gin has refused macros without a value
+            return replaced(gin_private.bound()[value.config_key]["value"])
+        scopes.append(tuple(value.scopes) or scopes[-1])
+        for each in gin_private.bound_in(scopes[-1], value.configurable.selector).values():
+            replaced(each)
+        scopes.pop()
+        return Reference(repr(value), value.configurable.wrapped, value.evaluate)
+
+    return named

@@ -5,6 +5,7 @@ checked before gin parses it.
 """
 
 import os
+import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,10 +46,15 @@ def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[An
 
     delegate: makes the values of references and macros.
     """
-    for statement in config_parser.ConfigParser(text, delegate):
-        if isinstance(statement, config_parser.IncludeStatement):
-            _check_include(statement.filename)
-        yield statement
+    try:
+        for statement in config_parser.ConfigParser(text, delegate):
+            if isinstance(statement, config_parser.IncludeStatement):
+                _check_include(statement.filename)
+            yield statement
+    except (RecursionError, tokenize.TokenError) as error:
+        if isinstance(error, tokenize.TokenError) and "nested" not in str(error):
+            raise  # Python 3.12's tokenizer refuses 200 brackets
+        raise NotAllowed("brackets lie too deep in one another.") from None
 
 
 def _check_include(name):
@@ -115,6 +121,6 @@ def gin_text(path: str | os.PathLike, sizes: list[int]) -> str:
     if sum(sizes) > LARGEST:
         raise NotAllowed(
             f"{path} brings the config to more than {LARGEST:,} bytes, each file counted wherever "
-            "it is included: bind fewer values, in fewer files."
+            "it is included (does it include itself?): bind fewer values, in fewer files."
         )
     return text

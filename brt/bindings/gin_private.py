@@ -23,6 +23,10 @@ def read() -> Bindings:
     return config._OPERATIVE_CONFIG
 
 
+def bound_in(scopes: Sequence[str], selector: str) -> dict[str, Any]:
+    return config._get_bindings(selector, list(scopes))
+
+
 def registered() -> Iterator[tuple[str, Any]]:
     """Yields name and entry of every configurable except gin's own."""
     for selector, entry in config._REGISTRY.items():

@@ -12,11 +12,11 @@ import functools
 import io
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from brt.checks import Count, CountFrom0, Many, Name
+from brt.checks import Count, CountFrom0, Name, Range
 from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import VOCABULARY, TokenStore
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
@@ -28,7 +28,7 @@ MANIFEST_FILE = "manifest.json"
 OF_DOCUMENT = re.compile(r"(0|[1-9]\d*)\.npz")
 """Names of the files of documents."""
 SCORES = {"nats": np.dtype("<f4"), "entropy": np.dtype("<f4"), "correct": np.dtype(bool)}
-CACHED = 64
+CACHED = 8
 """Documents that a recording keeps in memory; studies read parts of them in any order."""
 MANIFEST = Fields(
     {
@@ -39,7 +39,7 @@ MANIFEST = Fields(
         "state": Name,
         "segment_length": Count,
         "window": CountFrom0,
-        "documents": Many,
+        "documents": Annotated[int, Range("a whole number from 1 to 2^31", 1, 2**31)],
     }
 )
 
@@ -67,7 +67,8 @@ class Recording:
         self.manifest = read_manifest(self.folder)
         names = [OF_DOCUMENT.fullmatch(path.name) for path in self.folder.iterdir()]
         done = {int(match[1]) for match in names if match}
-        self.done_D = np.isin(np.arange(self.manifest["documents"]), list(done))
+        self.done_D = np.zeros(self.manifest["documents"], bool)
+        self.done_D[[number for number in done if number < len(self.done_D)]] = True
         self._store = None if store is None else self._checked(store)
         self._scores = functools.lru_cache(CACHED)(self._read)
 

@@ -115,7 +115,8 @@ def _whole_documents(folder, segments, store):
                 continue
             left = int(store.lengths_D[document]) - offset
             scores = segment.nats_BT, segment.entropy_BT, segment.correct_BT
-            parts = tuple(scores_BT[row, :left] for scores_BT in scores)
+            # Copies: views would keep the scores of all batch elements.
+            parts = tuple(scores_BT[row, :left].copy() for scores_BT in scores)
             _check_finite(folder, parts[0], document, offset)
             begun.setdefault(document, []).append(parts)
             if left <= segment.nats_BT.shape[1]:

@@ -117,8 +117,8 @@ class Matrix:
         return matrix
 
 
-def stacked(x: Sequence[jax.Array], axis: int = 0) -> jax.Array:
-    return jnp.stack(x, axis) if len(x) > 1 else x[0]
+def stacked(x: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(x) if len(x) > 1 else x[0]
 
 
 # Attention.
@@ -333,8 +333,8 @@ def scan_blocks(
         step: returns the next carry, the block's outputs, and its metrics.
         weights: a tree of arrays and of `Matrix`.
         remat: recompute each step in the backward pass.
-        unroll: steps of an iteration, as in `jax.lax.scan`; if one iteration has all steps, nothing
-            is stacked for the backward pass.
+        unroll: steps of an iteration, as in `jax.lax.scan`, without remat; if one iteration has all
+            steps, nothing is stacked for the backward pass.
 
     Returns:
         The last carry, the outputs, (B, G, ...), and the means of the metrics.
@@ -346,6 +346,7 @@ def scan_blocks(
 
     blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), blocks)
     run = jax.checkpoint(run) if remat else run
-    carry, (outputs, metrics) = jax.lax.scan(run, carry, blocks, unroll=unroll)
+    # A recomputed step stacks nothing; unrolled ones would keep their values at the same time.
+    carry, (outputs, metrics) = jax.lax.scan(run, carry, blocks, unroll=1 if remat else unroll)
     outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
     return carry, outputs, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)

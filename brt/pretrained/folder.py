@@ -84,8 +84,16 @@ class HubFolder:
                 f"{self.path} has only some of the files of its weights, or those of two models: "
                 f"{', '.join(files[:9])}. Copy the whole folder again."
             )
-        headers = [tensor_infos(self._checked(file)) for file in files]
-        return {name: info for header in headers for name, info in header.items()}
+        tensors: dict[str, TensorInfo] = {}
+        for file in files:
+            header = tensor_infos(self._checked(file))
+            if twice := header.keys() & tensors.keys():
+                raise ValueError(
+                    f"{self.file(file)} holds {min(twice)}, and so does another file. Copy the "
+                    "whole folder again."
+                )
+            tensors |= header
+        return tensors
 
     def _no_weights(self, names):
         if not (other := [name for name in names if name.endswith(OTHER_WEIGHTS)]):

@@ -77,7 +77,8 @@ def unpack(archive: Path, folder: Path) -> Path:
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
             tar.extractall(run, filter="data")  # refuses devices, and links and paths that lead out
-            stream.read()  # to the end, where the checksum is
+            while stream.read(2**20):  # to the end, where the checksum is
+                pass
     except DAMAGE as error:
         raise ValueError(f"{archive} cannot be read ({error}): fetch it again.") from error
     return run

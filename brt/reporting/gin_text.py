@@ -8,8 +8,8 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.bindings.bound_values import expanded
-from brt.bindings.gin_files import NotAllowed, gin_text, name_of, statements
+from brt.bindings.bound_values import MOST_VALUES, expanded
+from brt.bindings.gin_files import gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -64,10 +64,7 @@ def read_gin_file(
         folders = ["", *map(str, gin_folders()), *search_paths]
         files = (pathlib.Path(folder, path) for folder in folders)
         path = next(filter(os.path.lexists, files), ROOT / path)
-    try:
-        return read_gin(gin_text(path, sizes), imports, search_paths, sizes)
-    except RecursionError:
-        raise NotAllowed(f"{path}: brackets or includes lie too deep in one another.") from None
+    return read_gin(gin_text(path, sizes), imports, search_paths, sizes)
 
 
 def resolved(settings: dict) -> dict:
@@ -77,7 +74,9 @@ def resolved(settings: dict) -> dict:
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
         return replaced(settings[name]) if name in settings else value
 
-    return {name: expanded(name, value, macro) for name, value in settings.items() if "." in name}
+    left = iter(range(MOST_VALUES))
+    named = {name: value for name, value in settings.items() if "." in name}
+    return {name: expanded(name, value, macro, left) for name, value in named.items()}
 
 
 def write_gin(settings: dict[str, Any], imports: Sequence[str] = ()) -> str:

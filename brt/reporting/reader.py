@@ -39,12 +39,13 @@ def reader_documents(runs: list[Run]) -> tuple[list[dict], list[str]]:
         store = TokenStore(manifest["folder"])
         opened = [(run, Recording(recording.folder, store)) for run, recording in same]
         vocabulary = _vocabulary(first, base)
+        titles = store.titles()
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {message(error)}"]
     held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
     # Documents in most recordings first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
-    documents, left, titles = [], MOST_TOKENS, store.titles()
+    documents, left = [], MOST_TOKENS
     for number in numbers:
         if left <= 0:
             break
@@ -57,7 +58,11 @@ def reader_documents(runs: list[Run]) -> tuple[list[dict], list[str]]:
                     problems.append(f"A recording was left out: {message(error)}")
         if holding:
             length = min(int(store.lengths_D[number]), left)
-            words = Words(vocabulary, store.tokens(number, 0, length))
+            try:
+                words = Words(vocabulary, store.tokens(number, 0, length))
+            except (OSError, ValueError) as error:  # a file of the store
+                problems.append(f"A document was left out: {message(error)}")
+                continue
             documents.append(_document(words, store, number, titles[number], holding))
             left -= length
     return documents, problems

@@ -25,7 +25,13 @@ STUDY = Fields(
     {
         "study": str,
         "numbers": dict,
-        "series": [Fields({"x": list, "y": list})],
+        "series": [
+            Fields(
+                {"x": list[float], "y": list[float]},
+                dict.fromkeys(("name", "x_label", "y_label"), str),
+            )
+        ],
+        "texts": [Fields({}, {"title": str, "parts": list})],
         "table": list[dict],
     },
 )
@@ -40,7 +46,7 @@ AGAIN = "remove the file, or have it written again"
 def read_evaluation(path: Path) -> dict[str, Any]:
     content = read_shown(path, EVALUATION)
     for name, value in content.items():
-        if name not in EVALUATION.optional and not isinstance(value, int | float):
+        if name not in EVALUATION.optional and not allows(float, value):
             raise _damaged(path, f"{name} is not a number")
     return content
 

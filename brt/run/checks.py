@@ -103,8 +103,8 @@ def warn_of_warmup(experiment: Experiment) -> None:
     # A warm-up adds last / steps with each step. If it ends where `linear` does, all rates are 0.
     if last - before > last / (2 * steps) or not middle:
         logging.warning(
-            "The learning rate still rises when the run ends; it ends at %.3g. Bind "
-            "%s.warmup_steps = %s (a tenth of the %s steps), or raise Trainer.steps.",
+            "The learning rate still rises when the run ends; it ends at %.3g. Shorten the warm-up "
+            "of %s to %s steps (a tenth of the %s), or raise Trainer.steps.",
             last,
             experiment.trainer.schedule.__name__,
             max(steps // 10, 1),

@@ -11,16 +11,19 @@ from tiny_run import (
     TWO_LAYERS,
     build,
     contents,
+    files_of_at_most,
     one_device,
     random_params,
     write_config,
 )
 
+from brt.evaluation import recording_writer
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.recording_writer import record
 from brt.evaluation.replay import recorded_scalars
 from brt.evaluation.segment_reader import SegmentReader
+from brt.storage.replaced_files import replace_file
 
 T, W, ROWS = 16, 8, 3
 
@@ -221,6 +224,21 @@ def test_a_damaged_document_is_named(recorder, tmp_path):
         Recording(tmp_path / "r", recording.store).document(6)
     path.unlink()
     assert same(recorder(documents=[0, 6], at=tmp_path / "r"), recording, [0, 6])
+
+
+def test_a_full_disk_is_named_and_the_recording_stays(recorder, tmp_path, monkeypatch):
+    recorder(documents=[0, 1], at=tmp_path / "r")
+
+    def full(*arguments):
+        with files_of_at_most(0):
+            replace_file(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recording_writer, "replace_file", full)
+        with pytest.raises(OSError, match=r"Cannot write .*r/\d+\.npz"):
+            recorder(at=tmp_path / "r")
+    assert Recording(tmp_path / "r").done_D.tolist() == [True] * 2 + [False] * 5
+    assert same(recorder(at=tmp_path / "r"), recorder(), range(7))
 
 
 def test_a_non_finite_loss_is_named_and_earlier_documents_stay(

@@ -8,8 +8,9 @@ from pathlib import Path
 from brt.data.stores.layout import NOTE
 from brt.storage.replaced_files import LEFT
 
-OWN = re.compile(rf"shard-\d{{5,}}(\.\w+\.growing)?|\w+{re.escape(NOTE)}|{LEFT.pattern}")
-"""Names in the folder of a store that grows."""
+UNFINISHED = re.compile(rf"[0-9a-f]{{32}}{re.escape(NOTE)}|{LEFT.pattern}")
+"""Names of notes (`Run.key`) and of files that killed processes left, in a store's folder."""
+GROWING = re.compile(r"shard-\d{5,}\.[0-9a-f]{12}\.growing")
 
 
 def check_claimable(folder: Path) -> None:
@@ -26,10 +27,12 @@ def check_claimable(folder: Path) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Makes the folder of a store, or continues one that is empty or has a shard."""
+    """Makes the folder of a store, or continues one that is empty or that brt began."""
     folder.mkdir(parents=True, exist_ok=True)
     names = os.listdir(folder)
-    _refuse(folder, [] if any(map(OWN.fullmatch, names)) else names)
+    began = any(UNFINISHED.fullmatch(name) or GROWING.fullmatch(name) for name in names)
+    began = began or any(folder.glob("shard-*/shard.json"))
+    _refuse(folder, [] if began else names)
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:

@@ -17,7 +17,6 @@ from brt.data.sources.base import Document
 from brt.data.stores.layout import (
     COUNTS,
     FORMAT,
-    NOTE,
     OFFSET,
     REQUESTS,
     SHARD_FILES,
@@ -29,7 +28,7 @@ from brt.data.stores.layout import (
     shard_name,
     vocabulary_entry,
 )
-from brt.data.stores.own_folders import claim, remove
+from brt.data.stores.own_folders import UNFINISHED, claim, remove
 from brt.data.stores.shards import (
     ListedDocuments,
     ShardMaker,
@@ -170,11 +169,7 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 def _remove_unfinished(folder: AnyPath) -> int:
     """Removes unfinished shards; returns the number of finished ones."""
     files = _files(folder)
-    _remove_files(
-        file
-        for name, file in files.items()
-        if (NOTE in name and "/" not in name) or LEFT.fullmatch(name)
-    )
+    _remove_files(file for name, file in files.items() if UNFINISHED.fullmatch(name))
     for path in folder.glob("*.growing") if isinstance(folder, Path) else ():
         with suppress(OSError, ValueError):  # a worker that outlives its driver may write to it
             remove(path, SHARD_FILES)

@@ -12,14 +12,14 @@ import numpy as np
 
 from brt.checks import Count, CountFrom0, Many, ManyFrom0, OneOf
 from brt.data.stores.joined_array import JoinedArray
-from brt.data.stores.layout import DTYPES, FORMAT, SHARDS, WEIGHT, files_of, shard_name
+from brt.data.stores.layout import DTYPES, FORMAT, OFFSET, SHARDS, WEIGHT, files_of, shard_name
 from brt.data.stores.store_cache import copies_tokens, fetch, local_copy
 from brt.host.progress import reported
 from brt.storage.file_parts import FileArray
 from brt.storage.hashes import check_hash
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
-from brt.storage.paths import AnyPath, RemotePath, as_path
-from brt.storage.regular_files import check_inside, open_regular
+from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
+from brt.storage.regular_files import check_inside, check_size, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 COPY_AGAIN = (
@@ -79,6 +79,8 @@ class TokenStore:
         self.manifest = read_manifest(self.files)
         if isinstance(self.files, Path):
             check_inside(self.files, self.manifest["hashes"])
+        if isinstance(self.folder, Path):
+            self._check_sizes()
         self._checked: set[str] = set()
         self._offsets = self._read_offsets()
         self.all_tokens = self._array("tokens.bin", DTYPES[self.manifest["dtype"]])
@@ -167,14 +169,26 @@ class TokenStore:
 
         return JoinedArray([shard["tokens"] for shard in shards], dtype, array)
 
+    def _check_sizes(self) -> None:
+        """Refuses missing and cut files at once: most are hashed only when they are first read."""
+        items = {"tokens.bin": DTYPES[self.manifest["dtype"]].itemsize}
+        for number, shard in enumerate(self.manifest["shards"]):
+            for name, size in {**items, "weights.bin": shard["weighted"] * WEIGHT.itemsize}.items():
+                if size:
+                    path = self.folder / shard_name(number) / name
+                    check_size(path, shard["tokens"] * size, HOW_TO_REPEAT)
+
     def _read_offsets(self) -> np.ndarray:
-        with open_regular(self.file("offsets.npy")) as file:
-            offsets = np.lib.format.read_array(file, allow_pickle=False)
+        path = self.file("offsets.npy")
+        size = min(self.manifest["documents"] + 1, file_size(path) // OFFSET.itemsize)
+        with open_regular(path) as file:  # no header is parsed: it may ask for any memory
+            file.seek(file_size(path) - size * OFFSET.itemsize)
+            offsets = np.frombuffer(file.read(size * OFFSET.itemsize), OFFSET)
         documents = self.shard_documents
         tokens = np.cumsum([0, *(shard["tokens"] for shard in self.manifest["shards"])])
         counts = self.manifest["documents"], self.manifest["tokens"]
-        fits = (documents[-1], tokens[-1]) == counts == (len(offsets) - 1, offsets[-1])
-        if not fits or not np.array_equal(offsets[documents], tokens):
+        fits = (documents[-1], tokens[-1]) == counts and len(offsets) == counts[0] + 1
+        if not fits or (np.diff(offsets) < 1).any() or (offsets[documents] != tokens).any():
             raise DamagedFile(
                 f"{self.files}/manifest.json is damaged, as its counts are not those of "
                 f"offsets.npy: {HOW_TO_REPEAT}."

@@ -7,6 +7,7 @@ of special tokens as text.
 import abc
 import functools
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from brt.data.vocabularies.base import (
     utf8_text,
 )
 
+PART = 2**18
+"""Characters encoded at once: the library needs about 250 bytes per token."""
 LARGEST_ID = 2**24 - 1
 """A file must not request gigabytes of embeddings."""
 
@@ -36,6 +39,7 @@ class Tokenizer:
     plain: a `tokenizers.Tokenizer` that encodes names of special tokens as text.
     named: the same, but it encodes them as tokens.
     digest: sha256, in hex, of the mapping.
+    may_be_cut: whether `parts` of a text have the tokens of the whole.
     """
 
     plain: Any
@@ -45,6 +49,7 @@ class Tokenizer:
     special_ids: dict[str, int]
     unknown_id: int | None = None
     frame: Frame = Frame()  # noqa: RUF009  (it is immutable)
+    may_be_cut: bool = False
 
 
 def highest_id(library_tokenizer: Any, path: str) -> int:
@@ -93,9 +98,10 @@ class TokenizerVocabulary(FileVocabulary):
         return np.array(encoding.ids, np.int32), characters
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        texts = [utf8_text(data, title)]
-        (encoding,) = self.tokenizer.plain.encode_batch_fast(texts, add_special_tokens=False)
-        return np.array(encoding.ids, np.int32)
+        text, encode = utf8_text(data, title), self.tokenizer.plain.encode_batch_fast
+        texts = parts(text, PART) if self.tokenizer.may_be_cut else [text]
+        encoded = (encode([part], add_special_tokens=False)[0].ids for part in texts)
+        return np.concatenate([np.array(ids, np.int32) for ids in encoded])
 
     def decode(self, ids: ArrayLike) -> str:
         numbers = checked_ids(ids, self.size, self.name).tolist()
@@ -131,7 +137,7 @@ class ByteLevelBpeVocabulary(TokenizerVocabulary):
         tokenizer.decoder = library.decoders.ByteLevel()
         special = _ids(tokenizer, "<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
         size, digest = highest_id(tokenizer, paths[0]) + 1, joint_digest(b"bpe", *contents)
-        return Tokenizer(tokenizer, tokenizer, size, digest, special)
+        return Tokenizer(tokenizer, tokenizer, size, digest, special, may_be_cut=True)
 
 
 @configurable
@@ -168,9 +174,20 @@ class WordPieceVocabulary(TokenizerVocabulary):
         digest = joint_digest(f"wordpiece {self.lower_case}".encode(), data)
         special = _ids(tokenizer, "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
         size = highest_id(tokenizer, self.file) + 1
-        return Tokenizer(tokenizer, tokenizer, size, digest, special, unknown)
+        return Tokenizer(tokenizer, tokenizer, size, digest, special, unknown, may_be_cut=True)
 
 
 def _ids(tokenizer: Any, *names: str) -> dict[str, int]:
     ids = {name: tokenizer.token_to_id(name) for name in names}
     return {name: number for name, number in ids.items() if number is not None}
+
+
+def parts(text: str, size: int) -> list[str]:
+    """Cuts a text after ends of lines, `size` characters apart or more."""
+    cut = re.compile(r"\S\n(?=\S)")
+    cuts = []
+    start = 0
+    while boundary := cut.search(text, start + size):
+        cuts.append(text[start : boundary.end()])
+        start = boundary.end()
+    return [*cuts, text[start:]]

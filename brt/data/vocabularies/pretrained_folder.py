@@ -81,7 +81,9 @@ def _of_json(data: bytes, path: str) -> Tokenizer:
     framed, empty = named.encode("x"), named.encode("").ids
     first = next((i for i, text in enumerate(framed.sequence_ids) if text == 0), 0)
     frame = Frame(tuple(empty[:first]), tuple(empty[first:]))
-    return Tokenizer(plain, named, size, digest, special, _unknown_id(saved, named), frame)
+    return Tokenizer(
+        plain, named, size, digest, special, _unknown_id(saved, named), frame, _may_be_cut(saved)
+    )
 
 
 def _read(folder: str, name: str) -> bytes:
@@ -136,3 +138,13 @@ def _without_names(saved: dict) -> dict:
     # Two noncharacters of Unicode.
     vocab = [[f"\uffff\ufffe{text}" if text in special else text, s] for text, s in model["vocab"]]
     return {**saved, "model": {**model, "vocab": vocab}}
+
+
+def _may_be_cut(saved: dict) -> bool:
+    step = saved.get("pre_tokenizer") or {}
+    if any("\n" in token["content"] for token in saved["added_tokens"]):
+        return False
+    if step.get("type") == "BertPreTokenizer":
+        return (saved.get("normalizer") or {}).get("type") == "BertNormalizer"
+    plain = step.get("type") == "ByteLevel" and step.get("use_regex", True)
+    return plain and not step["add_prefix_space"] and saved.get("normalizer") is None

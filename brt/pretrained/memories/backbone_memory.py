@@ -79,7 +79,7 @@ class BackboneMemory(WindowMemory):
         self.every_token = isinstance(self.memory, TokenMemory)
         if type(self.memory).update is LayerMemory.update and not self.every_token:
             raise ValueError(
-                f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, taken, "
+                f"{type(self).__name__}: {type(self.memory).__name__} has no update(cache, taken, "
                 "weights), and a backbone's memories change after a window or block: define it, or "
                 "write a WindowMemory."
             )

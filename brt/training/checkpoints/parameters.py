@@ -137,7 +137,9 @@ def _of_model_folder(folder, abstract, step):
 
 
 def is_model_folder(folder: str | os.PathLike) -> bool:
-    return any((as_path(folder) / name).exists() for name in (HEAD, WEIGHTS))
+    path = as_path(folder)
+    is_run = (path / CHECKPOINTS).exists()
+    return not is_run and any((path / name).exists() for name in (HEAD, WEIGHTS))
 
 
 def read_head(folder: str | os.PathLike) -> dict[str, Any]:

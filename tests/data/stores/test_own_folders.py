@@ -37,7 +37,7 @@ def test_a_path_is_no_split(split):
 # Folders
 
 
-GROWN = "shard-00000", "shard-00012.0123abcdef.growing", "0f.failed", f".brt-{'0' * 16}.new"
+GROWN = "shard-00012.0123456789ab.growing", f"{'0f' * 16}.failed", f".brt-{'0' * 16}.new"
 
 
 @pytest.mark.parametrize("names", [None, [], *([name] for name in GROWN), ["thesis", *GROWN]])
@@ -68,7 +68,11 @@ def test_a_folder_with_something_else_in_it_stays_whole(tmp_path, strange):
 # Stores
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "weights.bin", "shard-1/a.txt", "shard-00000.tar"])
+OTHERS = "thesis.txt", "weights.bin", "shard-1/a.txt", "shard-00000.tar"
+LIKE_OURS = "job7.failed", "index.failed.json", "shard-00000", "shard-00000/tokens.bin"
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *LIKE_OURS])
 def test_a_folder_of_somebody_else_is_no_place_for_a_store(tmp_path, name):
     mine = tmp_path / "train" / name
     mine.parent.mkdir(parents=True)
@@ -82,7 +86,7 @@ def test_a_folder_of_somebody_else_is_no_place_for_a_store(tmp_path, name):
 @pytest.mark.parametrize("name", ["thesis.txt", "shard-00000.txt", "shard-00007/notes.txt"])
 def test_what_somebody_put_into_a_growing_store_outlives_it(tmp_path, name):
     mine = tmp_path / "train" / name
-    (tmp_path / "train" / "shard-00000.0123.growing").mkdir(parents=True)
+    (tmp_path / "train" / GROWN[0]).mkdir(parents=True)
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("years of work")
     write(tmp_path / "train")

@@ -58,7 +58,7 @@ def test_a_file_cut_at_its_end_is_found(store):
     for name in store.manifest["hashes"]:
         content = (store.folder / name).read_bytes()
         (store.folder / name).write_bytes(content[:-2])
-        assert f"{name} is damaged" in refused(store.folder)
+        assert name in refused(store.folder)
         (store.folder / name).write_bytes(content)
 
 
