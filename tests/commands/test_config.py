@@ -359,7 +359,7 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     warn_of_warmup(built(plain_config(folder, without=("rsqrt.warmup_steps",))))
     linear = "Trainer.schedule = @linear", "linear.warmup_steps = 6"  # 0 in all steps
     warn_of_warmup(built(plain_config(folder, without=("rsqrt",)), *linear))
-    schedules = [re.search(r"(\w+)\.warmup_steps", warning)[1] for warning in logged]
+    schedules = [re.search(r"warm-up of (\w+)", warning)[1] for warning in logged]
     assert schedules == ["rsqrt", "rsqrt", "linear"]
 
 
