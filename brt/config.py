@@ -47,7 +47,6 @@ def parse(
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
         allow_imports: modules and packages outside brt whose code the files and bindings may run.
     """
-
     sizes: list[int] = []
 
     def opened(path):
@@ -90,7 +89,7 @@ def evaluate_macros(missing: int | None = None) -> None:
         value = bound.get("value")
         if selector == "gin.macro" and isinstance(value, gin_private.Reference):
             number = missing
-            with contextlib.suppress(OSError, ValueError, ImportError, TypeError, RecursionError):
+            with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
             if isinstance(number, int):
                 bound["value"] = number

@@ -12,9 +12,7 @@ from brt.checks import Reference, check, shortened
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings that name a module, imported when used."""
 MOST_VALUES = 100_000
-"""Most values of a config, with those of macros and references at each use: forty can stand for
-2^40.
-"""
+"""Most values of a config, with those of macros and references at each use: 2^40 take 40 lines."""
 
 
 class BoundValue(NamedTuple):
@@ -33,7 +31,7 @@ class BoundValue(NamedTuple):
 
 
 def bound_values() -> Iterator[BoundValue]:
-    """Yields all values of declared parameters; refuses macros that lead back to one another."""
+    """Yields all values of declared parameters; refuses circles of macros and references."""
     left = iter(range(MOST_VALUES))
     for (scope, selector), values in gin_private.bound().items():
         entry = gin_private.entry_of(selector)
@@ -66,7 +64,7 @@ def _parameters(wrapped):
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
-    """Refuses wrong values and circular macros.
+    """Refuses wrong values, and circles of macros and references.
 
     allow_imports: modules outside brt that a binding may name.
     """
@@ -92,7 +90,8 @@ def expanded(
     new: from a part, and a function that expands the value of a macro, to its replacement.
     left: of `range(MOST_VALUES)`, for all bindings of a config together.
 
-    Raises `ValueError` if macros lead back to one another, or stand for too many values.
+    Raises `ValueError` if macros or references lead back to one another, or represent too many
+    values.
     """
 
     def replaced(value):

@@ -118,7 +118,7 @@ def message(error: Exception) -> str:
 
 
 def unbuildable(error: Exception) -> ConfigError | None:
-    """Returns an error for a missing, circular or wrongly typed binding, or None."""
+    """Returns an error for a missing or wrongly typed binding, or None."""
     text = message(error).split("\n")[0]
     called = re.search(r"In call to configurable '(\w+)'", str(error))
     if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):
@@ -127,11 +127,6 @@ def unbuildable(error: Exception) -> ConfigError | None:
         return ConfigError(
             f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE."
             f"{model if 'Trainer.optimizer' in names else ''}"
-        )
-    if isinstance(error, RecursionError):
-        return ConfigError(
-            "The config builds something inside itself: a reference, @NAME(), leads back to the "
-            "binding that it is in. Bind one of them to something else."
         )
     if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
         return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")

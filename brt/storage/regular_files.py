@@ -94,19 +94,16 @@ def check_inside(folder: str | os.PathLike, names: Iterable[str]) -> None:
     _check_inside(os.path.realpath(folder), (os.path.join(folder, name) for name in names))
 
 
-def check_links(
-    folder: AnyPath, root: str | os.PathLike | None = None, siblings: Iterable[str] = ()
-) -> None:
+def check_links(folder: AnyPath, siblings: Iterable[str] = ()) -> None:
     """Refuses links, anywhere in a folder, that lead out of it; the folder may be one itself.
 
-    root: the folder that must contain the targets; None for `folder`. siblings: names that may be
-    links to the same name in a folder next to it, as `../other/NAME`.
+    siblings: names that may be links to the same name in a folder next to it, as `../other/NAME`.
     """
     if isinstance(folder, RemotePath):
         return
     allowed = {os.path.join(folder, name) for name in siblings if _is_sibling(folder, name)}
     links = (link for link in _links(folder) if link not in allowed)
-    _check_inside(os.path.realpath(root or folder), links)
+    _check_inside(os.path.realpath(folder), links)
 
 
 def _is_sibling(folder, name):

@@ -50,6 +50,12 @@ def test_a_folder_gives_the_parameters_and_text_of_its_run(run):
     assert texts[0] == texts[1] and len(texts[0]) > 0
 
 
+def test_another_programs_config_beside_checkpoints_is_left_out(run, tmp_path):
+    shutil.copytree(run / "run", tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"wandb": 1}')
+    assert load_run(str(tmp_path / "run"))[2] == load_run(str(run / "run"))[2]
+
+
 def test_generate_reads_a_folder(run, monkeypatch, capfd):
     flags = ["--prompt=the", "--max_tokens=8", "--temperature=0"]
     outputs = []

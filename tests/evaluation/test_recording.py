@@ -1,12 +1,16 @@
 """Recordings: every token's loss on disk, the same whatever was interrupted on the way."""
 
+import json
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 from plain_reading import nats_of, segments, states_of, with_states
+from stores import make_store
 from tiny_run import (
     TWO_LAYERS,
     build,
@@ -23,6 +27,7 @@ from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.recording_writer import record
 from brt.evaluation.replay import recorded_scalars
 from brt.evaluation.segment_reader import SegmentReader
+from brt.storage.json_files import DamagedFile
 from brt.storage.replaced_files import replace_file
 
 T, W, ROWS = 16, 8, 3
@@ -226,6 +231,28 @@ def test_a_damaged_document_is_named(recorder, tmp_path):
     assert same(recorder(documents=[0, 6], at=tmp_path / "r"), recording, [0, 6])
 
 
+def test_other_rows_of_a_batch_are_not_kept(tmp_path):
+    """A document is long beside the others of its batch."""
+    rows, length, steps = 64, 1000, 50
+    store = make_store(tmp_path / "store", [length * steps])
+
+    def segments():
+        for step in range(steps):
+            zeros_BT = np.zeros((rows, length), np.float32)
+            documents_B = np.where(np.arange(rows), -1, 0)
+            offsets_B = np.full(rows, step * length)
+            yield SimpleNamespace(
+                documents_B=documents_B, offsets_B=offsets_B, nats_BT=zeros_BT,
+                entropy_BT=zeros_BT.copy(), correct_BT=zeros_BT > 0,
+            )  # fmt: skip
+
+    tracemalloc.start()
+    ((number, scores),) = recording_writer._whole_documents(tmp_path, segments(), store)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert number == 0 and len(scores["nats"]) == length * steps and most < 4 * 2**20
+
+
 def test_a_full_disk_is_named_and_the_recording_stays(recorder, tmp_path, monkeypatch):
     recorder(documents=[0, 1], at=tmp_path / "r")
 
@@ -262,6 +289,14 @@ def test_a_non_finite_loss_is_named_and_earlier_documents_stay(
 
 
 # Folders and files of others.
+
+
+def test_a_manifest_of_more_documents_than_fit_is_refused(recorder, tmp_path):
+    folder = recorder(documents=[0], at=tmp_path / "r").folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"documents": 2**40}))
+    with pytest.raises(DamagedFile, match="documents"):
+        Recording(folder)
 
 
 @pytest.mark.parametrize("manifest", [None, "{}", '{"format": 1}', '{"format": 2, "source": {}}'])

@@ -297,7 +297,7 @@ BOMBS = {
         for n in range(1, 40)
     ),
     "values read often": f"many = {(1,) * 9000}\n"
-    + "".join(f"s{n}/TextFiles.path = %many\n" for n in range(40)),
+    + "".join(f"s{n}/SentencePieceTraining.options = {{'p': %many}}\n" for n in range(40)),
     "a chain of macros": "a0 = 1\n" + "".join(f"a{n + 1} = %a{n}\n" for n in range(1500)),
     "a circle of macros": "a = (%b, %b)\nb = (%a, %a)\nTextFiles.path = %a",
     "brackets": "TextFiles.path = " + "[" * 5000 + "]" * 5000,

@@ -28,7 +28,7 @@ STREAMS = ("2>&-", ">&-", "<&- >&- 2>&-", "<&-", ">/dev/full", "2>/dev/full", ">
 def test_a_command_runs_with_any_streams_or_names_the_bad_one(scale, tmp_path):
     tally = Tally("streams")
     path = write_config(tmp_path, *PLAIN, **SMALLEST)
-    cases = [(PREPARE, "2>&-")]
+    cases = [(PREPARE, "2>&-"), (PREPARE, ">/dev/full")]
     if scale:
         cases = [(line, how) for line in (PREPARE, TRAIN, EVALUATE, REPORT) for how in STREAMS]
     for (module, *given), how in cases:

@@ -1,5 +1,7 @@
 """Archives of run folders."""
 
+import bz2
+import tracemalloc
 from pathlib import Path
 
 from fabricated_runs import make_run
@@ -41,3 +43,15 @@ def test_an_archive_has_all_records_and_is_reproducible(tmp_path):
     rounded = b'{"step": 8, "train/loss": 12.34568, "x": NaN}\n'
     assert metrics == whole + rounded + cut_off
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
+
+
+def test_zeros_after_an_archives_end_need_no_memory(tmp_path):
+    run = make_run(tmp_path / "run", "small/map_rec+corpora/text")
+    pack(run, tmp_path / "long.tar.bz2")
+    content = bz2.decompress((tmp_path / "long.tar.bz2").read_bytes())
+    (tmp_path / "long.tar.bz2").write_bytes(bz2.compress(content + bytes(2**26)))
+    tracemalloc.start()
+    unpack(tmp_path / "long.tar.bz2", tmp_path / "out")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**24

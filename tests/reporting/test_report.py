@@ -273,6 +273,9 @@ BAD_STUDIES = {
     "texts": {"texts": 3},
     "errors": {"series": [{"x": [1, 2], "y": [1, 2], "errors": [1]}]},
     "maps": {"arrays": "../maps.npz", "maps": [{"array": "m"}]},
+    "y": {"series": [{"x": [1], "y": [None]}]},
+    "label": {"series": [{"x": [1], "y": [1], "x_label": 3}]},
+    "parts": {"texts": [{"parts": 3}]},
 }
 
 
@@ -400,6 +403,17 @@ def test_the_reader_shows_no_loss_for_tokens_that_are_not_scored(tmp_path):
     nats_T = np.frombuffer(base64.b64decode(shown["recordings"][0]["nats"]), np.float32)
     np.testing.assert_array_equal(nats_T, 2 * scored_T)
     assert shown["scored"] == 1
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl"])
+def test_a_page_is_made_beside_a_damaged_store(tmp_path, name):
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
+    store = make_store(tmp_path / "store", ["one two"])
+    add_recording(run, store, "kept", np.ones(store.num_tokens, np.float32))
+    path = next(store.folder.rglob(name))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    shown, problems = reader_documents(open_runs([run]))
+    assert not shown and f"{name} is damaged" in problems[0]
 
 
 PRESS = """<script>

@@ -33,7 +33,7 @@ def describe(store: TokenStore) -> str:
             ratio = manifest[above] / manifest[below]
             rows.append((f"{above} per {below.removesuffix('s')}", f"{ratio:.4f}"))
     rows.append(("token files", f"{len(manifest['shards']):,}"))
-    rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
+    rows += [("ids are", manifest["dtype"]), ("loss weights", store.has_weights)]
     rows.append(("sha256: source", manifest["source_hash"]))
     hashes = list(manifest["hashes"].items())
     rows += [(f"sha256: {name}", value) for name, value in hashes[:LISTED_FILES]]

@@ -62,6 +62,40 @@ def test_a_file_cut_at_its_end_is_found(store):
         (store.folder / name).write_bytes(content)
 
 
+@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 8)])
+def test_a_store_without_a_whole_shard_does_not_open(store, change):
+    change(store.folder / FIRST / "tokens.bin")
+    with pytest.raises((FileNotFoundError, ValueError), match=r"tokens\.bin"):
+        TokenStore(store.folder)
+
+
+OFFSETS = {
+    "scalar": np.int64(50),
+    "empty": np.zeros(0, np.int64),
+    "more": np.array([0, 1, 8, 38, 50, 51]),
+    "fewer": np.array([0, 1, 50]),
+    "decreasing": np.array([0, 8, 1, 38, 50]),
+    "floats": np.array([0, 1, 8, 38, 50.0]),
+    "pairs": np.zeros(5, [("a", "<i8"), ("b", "<i8")]),
+}
+
+
+@pytest.mark.parametrize("kind", [*OFFSETS, "text", "a header that asks for memory"])
+def test_offsets_of_others_are_refused_in_a_sentence(store, kind):
+    path = store.folder / "offsets.npy"
+    if kind in OFFSETS:
+        np.save(path, OFFSETS[kind])
+    elif kind == "text":
+        path.write_text("no array")
+    else:
+        header = {"shape": (10**12,), "fortran_order": False, "descr": "<i8"}
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+    rehash(store.folder)
+    with pytest.raises(DamagedFile, match=r"manifest\.json is damaged"):
+        TokenStore(store.folder)
+
+
 def test_lengths_that_contradict_the_documents_are_found(store):
     path = store.folder / "offsets.npy"
     moved = np.load(path)

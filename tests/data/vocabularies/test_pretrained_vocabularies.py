@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import SHARED
 
-from brt.data.vocabularies.pretrained import ByteLevelBpeVocabulary, WordPieceVocabulary
+from brt.data.vocabularies import pretrained as pretrained_vocabularies
+from brt.data.vocabularies.pretrained import ByteLevelBpeVocabulary, WordPieceVocabulary, parts
 
 PUBLISHED = SHARED / "data" / "vocabs.tar.gz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cafe", "whale", "##s", "sep", "[", "]", "."]
@@ -40,11 +41,26 @@ def wordpiece(tmp_path):
 
 
 @settings(deadline=None, derandomize=True)
-@given(texts.map("".join))
-def test_byte_level_bpe_is_lossless(bpe, text):
-    ids = bpe.encode(text.encode(), "any")
+@given(texts.map("".join), st.integers(0, 3))
+def test_byte_level_bpe_is_lossless_and_parts_change_no_token(bpe, text, part):
+    whole = bpe.tokenizer.named.encode(text, add_special_tokens=False).ids
+    usual, pretrained_vocabularies.PART = pretrained_vocabularies.PART, part
+    try:
+        ids = bpe.encode(text.encode(), "any")
+    finally:
+        pretrained_vocabularies.PART = usual
+    assert ids.tolist() == whole
     assert ids.dtype == np.int32
     assert bpe.decode(ids) == text
+
+
+@settings(deadline=None, derandomize=True)
+@given(texts.map("".join), st.integers(0, 5))
+def test_parts_are_the_text_cut_at_allowed_places(text, size):
+    found = parts(text, size)
+    assert "".join(found) == text
+    for part in found[:-1]:
+        assert len(part) > size and part[-1] == "\n" and not part[-2].isspace()
 
 
 def test_wordpiece_lowers_case_strips_accents_marks_unknowns(wordpiece):

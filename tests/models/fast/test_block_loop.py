@@ -56,6 +56,18 @@ def test_outputs_and_gradients_are_those_of_the_plain_loop(options):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
+def test_a_loop_that_recomputes_its_steps_is_not_unrolled():
+    weights, carry, blocks = drawn("float32")
+    weights = jax.tree.map(lambda x: Matrix(x, "float32") if x.ndim > 1 else x, weights)
+    for remat, unroll in ((False, 2), (True, 1)):
+        loop = functools.partial(scan_blocks, turn, remat=remat, unroll=2)
+        (scan,) = [
+            equation for equation in jax.make_jaxpr(loop)(weights, carry, blocks).eqns
+            if equation.primitive.name == "scan"
+        ]  # fmt: skip
+        assert scan.params["unroll"] == unroll
+
+
 def test_bfloat16_gradients_of_weights_are_summed_in_their_type():
     found, exact = values(scan_blocks, "bfloat16"), values(ops.scan_blocks, "float32")
     gradients, expected = found[1][0], exact[1][0]

@@ -151,6 +151,12 @@ def shard_of_another(path):
     (path / "model-00001-of-00002.safetensors").touch()
 
 
+def tensor_twice(path):
+    first, last = (path / f"model-0000{number}-of-00003.safetensors" for number in (1, 3))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(last), name: tensor}, last)
+
+
 BAD = {
     "wide": (with_config(n_embd=2**30), "has shape"),
     "no config": (lambda path: os.remove(path / "config.json"), r"config\.json"),
@@ -188,6 +194,7 @@ BAD = {
     ),
     "link outside": (link_outside, "model.safetensors is a link"),
     "shard missing": (in_shards(shard_missing), "some of the files .* model-00001-of-00003"),
+    "tensor twice": (in_shards(tensor_twice), "00003-of-00003.safetensors holds"),
     "shard of another": (in_shards(shard_of_another), "two models: model-00001-of-00002"),
 }
 
