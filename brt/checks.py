@@ -155,11 +155,11 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     name = made.__name__
     if not inspect.isclass(made):
         checked = _checked(made, name, denylist)
-        return _readable(gin.configurable(checked, denylist=denylist or None), name)
+        return _readable(gin.configurable(checked, denylist=denylist or None))
     own = _NoSettings.__init__ if made.__init__ is object.__init__ else made.__init__
     setattr(made, "__init__", _checked(own, name, denylist))  # noqa: B010
     registered = gin.configurable(made, denylist=denylist or None)
-    registered.__init__ = _readable(registered.__init__, name)
+    _readable(registered.__init__)
     return with_signature(registered)
 
 
@@ -187,44 +187,17 @@ class _NoSettings:
         pass
 
 
-class MissingSettings(TypeError, RuntimeError):
-    """A call lacks arguments that nothing binds; gin's own error is a RuntimeError."""
-
-
-class _Required:
-    def __repr__(self):
-        return "REQUIRED"
-
-
-def _readable(function, name):
+def _readable(function):
+    """Shows types without what `Annotated` adds: `int` of `Count`."""
     signature = inspect.signature(function)
-    hints: dict[str, Any] = {}
     with contextlib.suppress(NameError):  # an annotation that is only a text
-        hints = typing.get_type_hints(function)  # without what `Annotated` adds: `int` of `Count`
-    shown = [
-        parameter.replace(
-            annotation=hints.get(parameter.name, parameter.annotation),
-            default=_Required() if parameter.default is gin.REQUIRED else parameter.default,
-        )
-        for parameter in signature.parameters.values()
-    ]
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        try:
-            return function(*args, **kwargs)
-        except MissingSettings:
-            raise
-        except RuntimeError as error:
-            own = f"Required bindings for `{name}` not provided in config: "
-            text = str(error).partition("\n")[0]
-            if not text.startswith(own):
-                raise
-            missing = text.removeprefix(own).strip("[]")
-            raise MissingSettings(f"{name}() missing required arguments: {missing}") from None
-
-    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return call
+        hints = typing.get_type_hints(function)
+        parameters = [
+            each.replace(annotation=hints.get(each.name, each.annotation))
+            for each in signature.parameters.values()
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)
+    return function
 
 
 def _checked(function, name, unbound):

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from brt import config
-from brt.bindings.errors import unbuildable
+from brt.bindings.errors import building
 from brt.bindings.read_bindings import check_all_read, read_bindings
 from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
@@ -92,13 +92,9 @@ class Experiment:
     @classmethod
     def from_gin(cls) -> Self:
         """Builds the experiment of the current gin bindings; refuses unread ones."""
-        try:
-            experiment = cls(Trainer())
+        with building():
+            experiment = cls(Trainer())  # type: ignore[call-arg]  # bound by gin
             experiment.check()
-        except (RuntimeError, TypeError) as error:
-            if explained := unbuildable(error):
-                raise explained from error
-            raise
         check_all_read()
         experiment.bindings = read_bindings()
         return experiment

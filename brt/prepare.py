@@ -18,7 +18,6 @@ import gin
 from absl import flags, logging
 
 from brt import command_line, config
-from brt.checks import MissingSettings
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -169,8 +168,8 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     vocabulary: Vocabulary = ByteVocabulary()
     if FLAGS.gin_file or FLAGS.gin_bindings:
         bound = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
-        with contextlib.suppress(MissingSettings):  # of a model's config alone
-            vocabulary = bound or Corpus().vocabulary
+        with contextlib.suppress(TypeError):  # of a model's config alone
+            vocabulary = bound or Corpus().vocabulary  # type: ignore[call-arg]  # bound by gin
     entry = store.manifest["vocabulary"]
     if vocabulary.fingerprint == entry["fingerprint"]:
         return vocabulary

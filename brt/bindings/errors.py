@@ -5,11 +5,12 @@ import difflib
 import inspect
 import os
 import re
+from collections.abc import Iterator
 
 from brt.bindings.gin_files import NotAllowed
-from brt.bindings.gin_private import registered
+from brt.bindings.gin_private import entries_of, registered
 from brt.bindings.registration import register_all
-from brt.bindings.registry import bindable, default, known_names
+from brt.bindings.registry import bindable, default, known_names, parameters_of
 from brt.checks import shortened
 from brt.storage.regular_files import read_text
 
@@ -117,19 +118,28 @@ def message(error: Exception) -> str:
     return "\n".join(shortened(line, LONGEST_LINE) for line in lines)
 
 
-def unbuildable(error: Exception) -> ConfigError | None:
-    """Returns an error for a missing or wrongly typed binding, or None."""
-    text = message(error).split("\n")[0]
-    called = re.search(r"In call to configurable '(\w+)'", str(error))
-    if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):
-        names = ", ".join(f"{lacking[1]}.{name}" for name in re.findall(r"\w+", lacking[2]))
-        model = " The model config is missing: pass one, as in --gin_file=configs/quickstart.gin."
-        return ConfigError(
-            f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE."
-            f"{model if 'Trainer.optimizer' in names else ''}"
-        )
-    if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
-        return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
-    if isinstance(error, TypeError) and called:
-        return ConfigError(f"A binding of {called[1]} has a value of a wrong type: {text}")
-    return None
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Raises errors of missing or wrongly typed bindings as `ConfigError`s."""
+    try:
+        yield
+    except TypeError as error:
+        called = re.search(r"In call to configurable '(\w+)'", str(error))
+        if not called:
+            raise
+        raise ConfigError(_misfit(called[1], message(error).split("\n")[0])) from error
+
+
+def _misfit(owner, text):
+    lacking = re.search(r"missing \d+ required [\w-]+ arguments?: (.*)", text)
+    names = re.findall(r"'(\w+)'", lacking[1]) if lacking else []
+    entries = entries_of(owner)
+    if not (names and entries and {*names} <= {*parameters_of(entries[0])}):
+        return f"A binding of {owner} has a value of a wrong type: {text}"
+    if not {*names} <= {*bindable(entries[0])}:
+        return f"@{owner}() is built too early: write @{owner}, no brackets."
+    model = " The model config is missing: pass one, as in --gin_file=configs/quickstart.gin."
+    return (
+        f"Nothing binds {', '.join(f'{owner}.{name}' for name in names)}: bind it in a gin file "
+        f"or by --gin.NAME=VALUE.{model if 'optimizer' in names else ''}"
+    )

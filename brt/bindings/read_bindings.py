@@ -1,10 +1,10 @@
 """Bindings that were read, and unread ones."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-import gin
 from absl import logging
 
 from brt.bindings import gin_private
@@ -55,7 +55,7 @@ def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 def _default_text(name):
     value = default(name.rpartition("/")[2])
-    return None if value is gin.REQUIRED else repr(value)
+    return None if value is inspect.Parameter.empty else repr(value)
 
 
 def check_all_read() -> None:

@@ -4,8 +4,6 @@ import functools
 import inspect
 from typing import Any
 
-import gin
-
 from brt.bindings.bound_values import parameters_of
 from brt.bindings.gin_private import entries_of, registered
 from brt.bindings.registration import register, register_all
@@ -46,12 +44,10 @@ def declarations() -> dict[str, Any]:
 def default(name: str) -> Any:
     """Returns the default of a parameter by name, as in `Trainer.stream`, if nothing binds it.
 
-    `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
+    `inspect.Parameter.empty` where it has none, or brt has no such configurable or parameter.
     """
     configurable, _, parameter = name.rpartition(".")
     register(configurable)
     entry = dict(_entries()).get(configurable)
     declared = parameters_of(entry).get(parameter) if entry else None
-    if declared is None or declared.default is inspect.Parameter.empty:
-        return gin.REQUIRED
-    return declared.default
+    return declared.default if declared else inspect.Parameter.empty

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 
-import gin
 from absl import logging
 
 from brt.checks import Name, configurable
@@ -39,8 +38,8 @@ class Corpus:
 
     def __init__(
         self,
-        store: Name = gin.REQUIRED,
-        source: Source = gin.REQUIRED,
+        store: Name,
+        source: Source,
         vocabulary: Vocabulary | str | None = None,
     ):
         check_source(source, "Corpus.source")
@@ -202,4 +201,4 @@ class Corpus:
 
 @configurable
 def corpus_vocabulary_size() -> int:
-    return Corpus().vocabulary_size
+    return Corpus().vocabulary_size  # type: ignore[call-arg]  # bound by gin

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -28,8 +27,8 @@ class Mixture:
 
     def __init__(
         self,
-        corpora: list[Corpus] = gin.REQUIRED,
-        weights: list[Positive] = gin.REQUIRED,
+        corpora: list[Corpus],
+        weights: list[Positive],
         names: list[Name] | None = None,
     ):
         if not corpora or len(corpora) != len(weights):

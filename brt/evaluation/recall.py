@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import gin
 import numpy as np
 
 from brt.checks import Count, CountFrom0, configurable
@@ -24,8 +23,8 @@ class RecallScore(Score):
             `recall_accuracy_across_segments`.
     """
 
-    far: CountFrom0 = gin.REQUIRED
-    segment_length: Count = gin.REQUIRED
+    far: CountFrom0
+    segment_length: Count
     segments: Count = 3
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:

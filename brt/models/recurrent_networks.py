@@ -6,7 +6,6 @@ The cache is the state after a token, so decoding is a segment of one token.
 import itertools
 from typing import Annotated, ClassVar, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -140,10 +139,10 @@ class RecurrentStack(LanguageModel):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: Count = gin.REQUIRED,
-        width: Count = gin.REQUIRED,
-        num_layers: Count = gin.REQUIRED,
-        hidden_size: Count = gin.REQUIRED,
+        vocabulary_size: Count,
+        width: Count,
+        num_layers: Count,
+        hidden_size: Count,
         dropout: Share = 0.0,
         activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
         cutoffs: tuple[Count, ...] = (),

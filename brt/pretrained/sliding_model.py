@@ -9,7 +9,6 @@ Source: Block-Recurrent, section 3 (Slide and Rec), where a token does not see i
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import optax
@@ -72,7 +71,7 @@ class SlidingLanguageModel(DecoderModel):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        window: Count = gin.REQUIRED,
+        window: Count,
         body: Callable[..., Decoder] = Llama,
         cell: Callable[..., BackboneMemory] | None = None,
         special_tokens: int = 0,

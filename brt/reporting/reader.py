@@ -81,7 +81,7 @@ def _open(runs):
 
 def _vocabulary(run, recording):
     run.bind()
-    vocabulary = Trainer().corpus.vocabulary
+    vocabulary = Trainer().corpus.vocabulary  # type: ignore[call-arg]  # bound by gin
     recorded = recording.manifest["store"]["vocabulary"]
     if vocabulary.fingerprint != recorded["fingerprint"]:
         raise ValueError(

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import gin
 import optax
 
 from brt.checks import Count, CountFrom0, Devices, OneOf, Seed, configurable
@@ -63,12 +62,12 @@ class Trainer:
     Attributes: rows, the batch elements B of a step; policy, that of checkpoints.
     """
 
-    corpus: Corpus | Mixture = gin.REQUIRED
-    optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED
-    schedule: Callable[..., Schedule] = gin.REQUIRED
-    steps: Count = gin.REQUIRED
-    segment_length: Count = gin.REQUIRED
-    tokens_per_step: Count = gin.REQUIRED
+    corpus: Corpus | Mixture
+    optimizer: Callable[..., optax.GradientTransformation]
+    schedule: Callable[..., Schedule]
+    steps: Count
+    segment_length: Count
+    tokens_per_step: Count
     accumulation: Count = 1
     segments_per_step: Count = 1
     bptt_depth: CountFrom0 | None = None

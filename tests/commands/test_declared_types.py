@@ -69,7 +69,7 @@ def refused(*lines):
 
 def test_every_plain_default_has_its_declared_type():
     for name, annotation, default in DECLARED:
-        if isinstance(default, PLAIN) and default is not gin.REQUIRED:
+        if isinstance(default, PLAIN):
             assert annotation is not inspect.Parameter.empty or default is None, name
             assert allows(annotation, default), name
 

@@ -42,9 +42,9 @@ def test_signatures_show_the_arguments_that_gin_binds():
 
 
 def test_missing_arguments_are_a_type_error():
-    with pytest.raises(TypeError, match=r"BlockRecurrentTransformer\(\) .*'window'") as caught:
+    with pytest.raises(TypeError, match=r"BlockRecurrentTransformer.*'window'") as caught:
         BlockRecurrentTransformer(nnx.Rngs(0), vocabulary_size=256, width=8)
-    assert "width" not in str(caught.value)
+    assert "width" not in str(caught.value).split("\n")[0]
 
 
 def brt_command(*arguments):

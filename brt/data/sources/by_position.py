@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import gin
-
 from brt.checks import configurable
 from brt.data.sources.base import Document, FileSource, Source, check_source
 from brt.storage.file_parts import FileBytes
@@ -42,7 +40,7 @@ class SplitByPosition(FileSource):
         splits: from the name of a split to a slice, in whole percent, of a split of `source`.
     """
 
-    source: Source = gin.REQUIRED
+    source: Source
     splits: dict[str, str] | None = None
 
     def __post_init__(self) -> None:

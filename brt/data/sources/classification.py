@@ -8,10 +8,9 @@ import json
 import os
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import gin
 from absl import logging
 
 from brt.checks import Seed, configurable
@@ -45,7 +44,7 @@ class LabelledTexts(LabelledSource):
         several: whether a label is a list of classes, which may be empty.
     """
 
-    classes: Sequence[str] = gin.REQUIRED
+    classes: Sequence[str] = field()
     text_key: str = "text"
     label_key: str = "label"
     second_key: str | None = None

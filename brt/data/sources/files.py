@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import gin
 from absl import logging
 
 from brt.checks import Name, Range, configurable
@@ -41,7 +40,7 @@ class TextFiles(FileSource):
         suffix: of the files of a folder that are read; hidden files are not.
     """
 
-    path: Name = gin.REQUIRED
+    path: Name
     skip_empty: bool = False
     suffix: str = ".txt"
 
@@ -134,7 +133,7 @@ class SourceTree(FileSource):
         header: line before each file, with its path for `{path}`; "" for none.
     """
 
-    path: Name = gin.REQUIRED
+    path: Name
     suffixes: tuple[str, ...] = (".py",)
     exclude: tuple[str, ...] = EXCLUDED
     held_out: Annotated[float, HELD_OUT] = 0.05

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import gin
 import numpy as np
 
 from brt.checks import Name
@@ -56,8 +55,8 @@ class LabelledSource(Source):
         splits: from the name of a split to its name in the path, if they differ.
     """
 
-    path: Name = gin.REQUIRED
-    vocabulary: Vocabulary | str = gin.REQUIRED
+    path: Name
+    vocabulary: Vocabulary | str = field()
     splits: dict[str, str] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import gin
-
 from brt.checks import Name, Seed, configurable
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 from brt.storage.file_parts import FileBytes
@@ -50,7 +48,7 @@ class PublishedFiles(FileSource):
     page: ClassVar[str]
     file: ClassVar[str]
     sizes: ClassVar[dict[str, tuple[int, int, int]]] = {}
-    path: Name = gin.REQUIRED
+    path: Name
 
     def read(self, part: Extent) -> Document:
         text = FileBytes(part.path, "Unpack it again.")

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, NamedTuple
 
-import gin
-
 from brt.checks import Name, configurable, shortened
 from brt.data.extras import MissingExtra, extra_library
 from brt.data.sources.base import Document, FileSource, absolute, matching
@@ -47,7 +45,7 @@ class RowSource(FileSource):
     """
 
     suffixes: ClassVar[tuple[str, ...]]
-    path: Name = gin.REQUIRED
+    path: Name
     text_key: str = "text"
     title_key: str | None = None
     skip_empty: bool = False

@@ -3,11 +3,10 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
-import gin
 from absl import logging
 
 from brt.checks import Count, configurable
@@ -27,7 +26,7 @@ class Transformed(Source):
         mark: added to the description of the inner source.
     """
 
-    source: Source = gin.REQUIRED
+    source: Source
     mark: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
@@ -82,7 +81,7 @@ class FirstDocuments(Transformed):
         source: the inner source, which determines the order; in `TextFiles` 10 comes before 9.
     """
 
-    first: dict[str, Count] = gin.REQUIRED
+    first: dict[str, Count]
 
     def documents(self, split: str) -> Iterator[Document]:
         self.count(split)  # refuses too few
@@ -117,8 +116,8 @@ class FirstTokens(Transformed):
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
-    vocabulary: Vocabulary | str = gin.REQUIRED
-    first: dict[str, Count] = gin.REQUIRED
+    vocabulary: Vocabulary | str = field()
+    first: dict[str, Count]
 
     def change(self, document: Document, split: str) -> Document:
         first = self.first.get(split)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import gin
 import numpy as np
 
 from brt.checks import Name, configurable
@@ -31,7 +30,7 @@ class SeqioText(ExampleSource):
 
     library = "seqio"
 
-    task: Name = gin.REQUIRED
+    task: Name
     feature: str = "targets"
     module: str | None = field(default=None, kw_only=True)
     vocabulary: Vocabulary | str | None = field(default=None, kw_only=True)

@@ -5,8 +5,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import gin
-
 from brt.checks import Name, configurable
 from brt.data.sources.base import Document, FileSource, Source
 from brt.data.sources.by_position import SplitByPosition
@@ -53,7 +51,7 @@ class Text(FileSource):
         text_key: key (column) of the text, in JSON lines and tables.
     """
 
-    path: Name = gin.REQUIRED
+    path: Name
     text_key: str = "text"
     suffix: str = ".txt"
 

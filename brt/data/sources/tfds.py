@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import gin
-
 from brt.checks import Name, configurable
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
@@ -25,7 +23,7 @@ class TfdsText(ExampleSource):
 
     library = "tensorflow_datasets"
 
-    name: Name = gin.REQUIRED
+    name: Name
     text_feature: str = "text"
 
     @property

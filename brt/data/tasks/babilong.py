@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import gin
 import numpy as np
 
 from brt.checks import Count, Name, OneOf, configurable
@@ -40,7 +39,7 @@ class BabiLong(TextTask):
             different rooms, so that the order of the rooms tells little.
     """
 
-    background: Name = gin.REQUIRED
+    background: Name
     task: Annotated[str, OneOf(tuple(FACTS))] = "qa1"
     num_facts: Count | tuple[Count, ...] = 6
     bound: bool = False

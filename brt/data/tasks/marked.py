@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import gin
 import numpy as np
 
 from brt.checks import Count, Symbols, configurable
@@ -34,8 +33,8 @@ class MarkTask(DrawnTask):
 
     num_documents: Count = 20_000
     num_held_out: Count = 4000
-    length: Count = gin.REQUIRED
-    mark_within: Count = gin.REQUIRED
+    length: Count
+    mark_within: Count
     num_fillers: Symbols = 20
     opened: bool = True
     classes = CLASSES

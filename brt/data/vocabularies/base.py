@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -100,7 +99,7 @@ class FileVocabulary(Vocabulary):
     `~` and environment variables in the path are expanded.
     """
 
-    file: Name = gin.REQUIRED
+    file: Name
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -138,7 +137,7 @@ class SentencePieceVocabulary(FileVocabulary):
 
     kind = "sentencepiece"
 
-    def __init__(self, model_file: Name = gin.REQUIRED):
+    def __init__(self, model_file: Name):
         super().__init__(model_file)
 
     @property

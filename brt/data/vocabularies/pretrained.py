@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -117,7 +116,7 @@ class ByteLevelBpeVocabulary(TokenizerVocabulary):
 
     kind = "bpe"
 
-    def __init__(self, folder: Name = gin.REQUIRED):
+    def __init__(self, folder: Name):
         super().__init__(folder)
 
     @functools.cached_property

@@ -9,8 +9,6 @@ import json
 import os
 from typing import Any
 
-import gin
-
 from brt.checks import Name, configurable
 from brt.data.extras import MissingExtra, extra_library
 from brt.data.vocabularies.base import Frame, joint_digest, read_vocabulary_file
@@ -31,7 +29,7 @@ class PretrainedFolderVocabulary(TokenizerVocabulary):
 
     kind = "pretrained"
 
-    def __init__(self, folder: Name = gin.REQUIRED):
+    def __init__(self, folder: Name):
         super().__init__(folder)
 
     @functools.cached_property

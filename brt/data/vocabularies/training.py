@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import gin
 import numpy as np
 
-from brt.bindings.errors import unbuildable
+from brt.bindings.errors import building
 from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
@@ -71,7 +70,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
     """
 
-    size: Count = gin.REQUIRED
+    size: Count
     seed: Seed = 0
     max_lines: Count = 2_000_000
     keep_whitespace: bool = True
@@ -160,7 +159,7 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
         size: approximate number of ids.
     """
 
-    size: Count = gin.REQUIRED
+    size: Count
     max_characters: Count | None = 10_000_000
     splits: tuple[Name, ...] = ("train",)
 
@@ -174,7 +173,7 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
             return read_bytes(os.path.join(folder, "made" + SUFFIX))
 
 
-TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
+TRAININGS: dict[type[Vocabulary], Callable[..., VocabularyTraining]] = {
     SentencePieceVocabulary: SentencePieceTraining,
     WordVocabulary: WordCounting,
     CharacterVocabulary: SymbolCounting,
@@ -183,18 +182,14 @@ TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
 
 
 def bound_training() -> VocabularyTraining:
-    try:
-        vocabulary = Corpus().vocabulary
+    with building():
+        vocabulary = Corpus().vocabulary  # type: ignore[call-arg]  # bound by gin
         if type(vocabulary) not in TRAININGS:
             raise ValueError(
                 f"{vocabulary.name!r} is not made from text: bind Corpus.vocabulary to the file to "
                 'make, such as "vocabularies/8k.model" or "words:vocabularies/words.txt".'
             )
         return TRAININGS[type(vocabulary)]()
-    except (RuntimeError, TypeError) as error:
-        if explained := unbuildable(error):
-            raise explained from error
-        raise
 
 
 def train_vocabulary(

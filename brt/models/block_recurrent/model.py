@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Annotated
 
-import gin
 import jax
 import jax.numpy as jnp
 import optax
@@ -68,13 +67,13 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: Count = gin.REQUIRED,
-        num_layers: Count = gin.REQUIRED,
-        width: Count = gin.REQUIRED,
-        num_heads: Count = gin.REQUIRED,
-        head_size: Count = gin.REQUIRED,
-        feed_forward_size: CountFrom0 = gin.REQUIRED,
-        window: Count = gin.REQUIRED,
+        vocabulary_size: Count,
+        num_layers: Count,
+        width: Count,
+        num_heads: Count,
+        head_size: Count,
+        feed_forward_size: CountFrom0,
+        window: Count,
         recurrent_layers: tuple[Index, ...] = (),
         memorizing_layers: tuple[Index, ...] = (),
         memories: tuple = (),

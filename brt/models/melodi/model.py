@@ -3,7 +3,6 @@
 import math
 from typing import Annotated, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import optax
@@ -62,13 +61,13 @@ class Melodi(TiedEmbedding, LanguageModel):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: Count = gin.REQUIRED,
-        num_layers: Count = gin.REQUIRED,
-        width: Count = gin.REQUIRED,
-        num_heads: Count = gin.REQUIRED,
-        head_size: Count = gin.REQUIRED,
-        feed_forward_size: CountFrom0 = gin.REQUIRED,
-        window: Count = gin.REQUIRED,
+        vocabulary_size: Count,
+        num_layers: Count,
+        width: Count,
+        num_heads: Count,
+        head_size: Count,
+        feed_forward_size: CountFrom0,
+        window: Count,
         summary: Count = 64,
         short_memory: Count = 64,
         long_layers: tuple[Index, ...] = (),

@@ -8,7 +8,6 @@ matrix, the only cache. Y: size of a key, L = 6 Y: of its features.
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -135,7 +134,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        num_memory: Count = gin.REQUIRED,
+        num_memory: Count,
         key_size: Count = 64,
         body: Callable[..., TransformerXL] = TransformerXL,
     ):

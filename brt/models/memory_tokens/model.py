@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Self
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -59,7 +58,7 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        num_memory: Count = gin.REQUIRED,
+        num_memory: Count,
         body: Callable[..., Body] = TransformerXL,
         memory_at_end: bool = True,
         read_memory_from_cache: bool = False,

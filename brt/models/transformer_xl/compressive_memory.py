@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -62,7 +61,7 @@ class CompressiveMemory(HiddenMemory):
         rngs: nnx.Rngs,
         sizes: Sizes,
         length: int,
-        compressed: Count = gin.REQUIRED,
+        compressed: Count,
         rate: Count = 3,
         compression: Annotated[str, OneOf(COMPRESSIONS)] = "mean",
         reconstruction_weight: NotNegative = 1.0,

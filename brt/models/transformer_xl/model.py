@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Self
 
-import gin
 import jax
 import jax.numpy as jnp
 import optax
@@ -77,13 +76,13 @@ class TransformerXL(Body, ShowsAttention):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: Count = gin.REQUIRED,
-        num_layers: Count = gin.REQUIRED,
-        width: Count = gin.REQUIRED,
-        num_heads: Count = gin.REQUIRED,
-        head_size: Count = gin.REQUIRED,
-        feed_forward_size: CountFrom0 = gin.REQUIRED,
-        memory_length: CountFrom0 = gin.REQUIRED,
+        vocabulary_size: Count,
+        num_layers: Count,
+        width: Count,
+        num_heads: Count,
+        head_size: Count,
+        feed_forward_size: CountFrom0,
+        memory_length: CountFrom0,
         encoding: Annotated[str, OneOf(ENCODINGS)] = "relative",
         position_rows: CountFrom0 = 0,
         same_length: bool = False,

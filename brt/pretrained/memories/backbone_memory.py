@@ -6,7 +6,6 @@ Positions restart in every window, so the memory gets queries and keys without p
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -67,7 +66,7 @@ class BackboneMemory(WindowMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBackbone,
-        memory: Callable[..., LayerMemory] = gin.REQUIRED,
+        memory: Callable[..., LayerMemory],
         layer_index: Index = -1,
         window: int | None = None,
     ):

@@ -25,19 +25,18 @@ A rule, `where`, is `system=Rec:*|Feedback:*; size=162M`: attributes, and patter
 
 import csv
 import functools
+import inspect
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib import resources
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import gin
-
 from brt.reporting.gin_text import read_gin
 
 TIMES = "step_time", "evaluation_speed"
 """Scalars of `brt.benchmark`, by system; the others are those of runs."""
-NOT_PUBLISHED = gin.REQUIRED
+NOT_PUBLISHED = inspect.Parameter.empty
 """An unpublished value of a binding, which equals every value."""
 
 
