@@ -88,7 +88,7 @@ CountFrom0 = Annotated[int, _count(0)]
 CountFrom2 = Annotated[int, _count(2)]
 Symbols = Annotated[int, _count(1, 2**20)]
 Seed = Annotated[int, _count(0, 2**32 - 1)]
-Index = Annotated[int, _count(-MOST)]
+Index = Annotated[int, Range("a whole number", -MOST, MOST)]
 """A layer; negative from the last one."""
 Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]

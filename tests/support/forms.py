@@ -97,35 +97,25 @@ def drawn_by_gpu(dropout, window, states=0):
     return jax.vmap(draw)(dropout.seeds_HN2[:, 0]) * tiles.kept_factor
 
 
-def of_whole_window(x_HNQX, hidden):
-    """(H, W, 2W) from what each tile of Q queries has of the W + Q keys that it sees."""
-    N, Q = x_HNQX.shape[1:3]
-    tiles = (
-        jnp.pad(
-            x_HNQX[:, n],
-            ((0, 0), (0, 0), (n * Q, (N - 1 - n) * Q)),
-            constant_values=hidden,
-        )
-        for n in range(N)
-    )
-    return jnp.concatenate([*tiles], axis=1)
-
-
-def plain_attend_to_window(heads, q_BTHK, k, v, cached_k, cached_v, scale, bias_HQX, keep=None):
+def plain_attend_to_window(heads, q_BTHK, k, v, cached_k, cached_v, scale, bias_HW, keep=None):
     """`attend_to_window` of the TPU kernel by `ops.attention`."""
     W = cached_k.shape[1]
     keep = keep and window_drawn_by_tpu(keep, W)
-    bias_HNQX = jnp.stack([bias_HQX] * (W // bias_HQX.shape[1]), axis=1)
-    bias_HWJ = of_whole_window(bias_HNQX, ops.HIDDEN)
     k = ops.unit_heads(k) if heads.qk_norm else k
     blocks = ops.in_blocks(queries_of(heads, q_BTHK), W)
     pairs = ops.block_pairs(cached_k, k), ops.block_pairs(cached_v, v)
-    return ops.attention(blocks, *pairs, scale, bias_HWJ, keep).reshape(q_BTHK.shape)
+    table_HWJ = ops.window_table(bias_HW)
+    return ops.attention(blocks, *pairs, scale, table_HWJ, keep).reshape(q_BTHK.shape)
 
 
 def window_drawn_by_tpu(keep, window):
+    """(H, W, 2W) from what each of N tiles of Q queries has of the W + Q keys that it sees."""
     Q = tile_size(window)
-    return of_whole_window(drawn_by_tpu(keep, (Q, Q), window // Q + 1, by_keys=True), 0)
+    N = window // Q
+    drawn_HNQX = drawn_by_tpu(keep, (Q, Q), N + 1, by_keys=True)
+    margins = (((0, 0), (0, 0), (n * Q, (N - 1 - n) * Q)) for n in range(N))
+    tiles = [jnp.pad(drawn_HNQX[:, n], margin) for n, margin in enumerate(margins)]
+    return jnp.concatenate(tiles, axis=1)
 
 
 def states_drawn_by_tpu(keep, window, states):

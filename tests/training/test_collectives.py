@@ -15,6 +15,7 @@ from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import across_slices, axes_of, collectives
 from brt.experiment import Experiment
 from brt.models.fast import chunked_losses
+from brt.models.sizes import tile_size
 from brt.training.optimization.schedules import constant_rate
 from brt.training.settings import Trainer
 
@@ -117,14 +118,20 @@ def test_slices_exchange_each_gradient_once_in_parts(name, most, mesh_shape):
     assert params <= found["all-reduce"] < most * params
 
 
+@pytest.mark.parametrize(
+    "name", ["rec_fixed_skip", pytest.param("rec_kernel", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("mesh_shape", [(8, 1), (2, 4, 1), (2, 2, 2)])
-def test_gradients_of_position_biases_are_summed_by_distance(mesh_shape):
-    experiment, found = exchanged("rec_fixed_skip", mesh_shape)
+def test_gradients_of_position_biases_are_summed_by_distance(name, mesh_shape):
+    experiment, found = exchanged(name, mesh_shape)
     window = experiment.model.layers[0].window
     shapes = [shape for each in found for _, shape in each.arrays]
     heads = SIZES["num_heads"] // mesh_shape[-1]
     assert (heads, window) in [shape[-2:] for shape in shapes]
-    assert not [shape for shape in shapes if len(shape) > 2 and shape[-2:] == (window, 2 * window)]
+    queries = tile_size(window)
+    table = (window + queries, queries) if name == "rec_kernel" else (window, 2 * window)
+    found = (shape[:-2] for shape in shapes if shape[-2:] == table)
+    assert not [axes for axes in found if math.prod(axes) >= heads]
 
 
 def test_parameters_divided_over_slices_cross_several_times():

@@ -26,7 +26,6 @@ from brt.models.ops import (
     scaled_heads,
     scaled_queries,
     unit_heads,
-    window_table,
 )
 from brt.models.sizes import tile_size
 
@@ -50,10 +49,9 @@ def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the tables of a tile, the same for all tiles of a window, and seeds."""
+    """Returns the bias of each distance, (H, W), and seeds for each tile of queries."""
     H, W = bias_HW.shape
-    Q = tile_size(W)
-    return WindowTables(window_table(bias_HW, Q), tile_dropout(key, rate, H, W // Q))
+    return WindowTables(bias_HW, tile_dropout(key, rate, H, W // tile_size(W)))
 
 
 def window_attention(

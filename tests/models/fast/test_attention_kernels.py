@@ -24,7 +24,6 @@ from brt.models.fast.kernels.parts import Heads, tile_dropout, tile_size
 from brt.models.fast.kernels.states import attend_to_states
 from brt.models.fast.kernels.window import attend_to_window
 from brt.models.ops import (
-    HIDDEN,
     at_least_float32,
     attention,
     rms_normed,
@@ -41,20 +40,15 @@ def normal(rng, *sizes, dtype=np.float32):
 
 
 def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
-    """Returns random arguments; the bias differs by query, key and head, and masks the window."""
+    """Returns random arguments."""
     rng = np.random.default_rng(0)
     W, H, K = window, heads.num_heads, heads.head_size
-    Q = tile_size(W)
-    X = W + Q
-    query, key = np.mgrid[:Q, :X]
-    distance = W + query - key
-    visible = (distance >= 1) & (distance <= W)
     return {
         **{name: normal(rng, batch, windows * W, H, K, dtype=dtype) for name in "qkv"},
         **{name: normal(rng, batch, W, H, K, dtype=dtype) for name in ("cached_k", "cached_v")},
         "scale": 3 * normal(rng, H),
-        "bias": jnp.asarray(np.where(visible, normal(rng, H, Q, X), HIDDEN), np.float32),
-        "keep": tile_dropout(jax.random.key(0), dropout, H, W // Q),
+        "bias": normal(rng, H, W),
+        "keep": tile_dropout(jax.random.key(0), dropout, H, W // tile_size(W)),
     }
 
 

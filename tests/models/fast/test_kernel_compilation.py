@@ -51,14 +51,13 @@ for (W, H, K), activations, dropout in [
     *itertools.product(WINDOWS, [jnp.bfloat16, jnp.float32], [True]),
     ((512, 8, 128), jnp.bfloat16, False),
 ]:
-    heads, tile = Heads(H, K), tile_size(W)
+    heads = Heads(H, K)
     if window.misfit(heads, W, activations):
         continue
-    X = W + tile
     q, cache = of(1, 2 * W, H, K), of(1, W, H, K)
-    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
+    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, W, dtype=f32)]
     if dropout:
-        args.append(TileDropout(of(H, W // tile, 2, dtype=jnp.uint32), 0.1))
+        args.append(TileDropout(of(H, W // tile_size(W), 2, dtype=jnp.uint32), 0.1))
     compile_attention(functools.partial(window.attend_to_window, heads), args)
 
 BLOCKS = [(32, 512, 2, 64), (48, 100, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64),

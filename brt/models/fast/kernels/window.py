@@ -34,7 +34,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import at_least_float32, joined_heads
+from brt.models.ops import at_least_float32, joined_heads, window_table
 from brt.models.sizes import TILE, tile_size
 
 ROWS = 16
@@ -72,19 +72,18 @@ def attend_to_window(
     cached_k_BWHK: jax.Array,
     cached_v_BWHK: jax.Array,
     scale_H: jax.Array,
-    bias_HQX: jax.Array,
+    bias_HW: jax.Array,
     keep: TileDropout | None = None,
 ) -> jax.Array:
     """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
     Args:
         heads: `qk_norm`: queries and keys get unit length.
-        bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
-            before it; large and negative for hidden keys.
+        bias_HW: of the distances 1 ... W.
         keep: dropout of the weights, with seeds for each tile of the window.
     """
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK))
-    return _attend(heads, *arrays, scale_H, bias_HQX, keep).reshape(q_BTHK.shape)
+    return _attend(heads, *arrays, scale_H, bias_HW, keep).reshape(q_BTHK.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -92,7 +91,7 @@ def _attend(heads, *inputs):
     return _forward(heads, *inputs)[0]
 
 
-_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "H")
+_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HW", "H")
 _LOG_SUM = "BHTNC"
 
 
@@ -108,12 +107,12 @@ def _backward(heads, saved, dy):
     return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, dy), None
 
 
-def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep):
+def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HW, keep):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G = q.shape[1] // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
-    inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias, q.dtype)]
+    inputs = [q, k, v, cached_k, cached_v, lane_scale(heads, scale_H, q.dtype), _table(bias_HW)]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = Dropout(heads, keep)
     P, N = heads.num_heads // heads.per_step, heads.per_step
@@ -133,7 +132,7 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep):
     )(*inputs, *dropout.inputs)
 
 
-def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, dy):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HW, keep, log_sum, y, dy):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
@@ -151,13 +150,14 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     chunk, before, cached = (
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache)
     )
-    tables = _tables(heads, scale_H, bias, q.dtype)
+    table_HXQ, of_table = jax.vjp(_table, bias_HW)
+    tables = lane_scale(heads, scale_H, q.dtype), table_HXQ
     inputs = [*tables, log_sum, q, k, y, dy, k, v, cached_k, cached_v, k, v]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
     specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
     dropout = Dropout(heads, keep)
-    dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
+    dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dtable_HXQ = pl.pallas_call(
         functools.partial(window_bodies.backward, heads, dropout),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=[*specs, *dropout.specs],
@@ -175,10 +175,8 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
-    dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)
-    dscale_H = dscale_H.astype(scale_H.dtype)
-    dbias = _transposed(dbias_HXQ).astype(bias.dtype)
-    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias
+    dscale_H, dbias_HW = summed_over_batch(heads, dscale_H, *of_table(dtable_HXQ))
+    return dq, dk, dv, dcached_k, dcached_v, dscale_H.astype(scale_H.dtype), dbias_HW
 
 
 _attend.defvjp(_forward, _backward)
@@ -187,8 +185,10 @@ _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 """For arrays that are copied once for each batch element."""
 
 
-def _tables(heads, scale_H, bias, dtype):
-    return lane_scale(heads, scale_H, dtype), _transposed(at_least_float32(bias))
+def _table(bias_HW):
+    """Returns the bias of a tile's queries and of the keys that they see, (H, X, Q)."""
+    W = bias_HW.shape[1]
+    return jnp.swapaxes(window_table(at_least_float32(bias_HW), tile_size(W)), 1, 2)
 
 
 def _head_specs(heads, W):
@@ -202,7 +202,3 @@ def _head_specs(heads, W):
 def _log_sum_spec(N, C, chunk_of_step):
     """Returns the blocks of the softmax's log-sum-exp, (B, P, G, N, C)."""
     return pl.BlockSpec((1, 1, 1, N, C), lambda p, b, g: (b, p, chunk_of_step(g), 0, 0))
-
-
-def _transposed(x_HQX):
-    return jnp.swapaxes(x_HQX, 1, 2)
