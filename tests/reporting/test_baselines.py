@@ -1,7 +1,9 @@
 """The n-grams of the pages of results predict by counts, and forget those of a document."""
 
 import math
+import re
 
+import baselines
 import pytest
 from baselines import Ngram
 
@@ -30,3 +32,25 @@ def test_the_counts_of_a_document_are_dropped_at_its_end():
 def test_a_byte_counts_only_after_it_was_predicted():
     ngram = Ngram(3, TRAINED)
     assert ngram.bits(b"q", counting=True) == ngram.bits(b"q")
+
+
+def test_words_have_the_mean_bits_of_their_distances(monkeypatch):
+    monkeypatch.setattr(baselines, "STRETCHES", 1)
+    train = b"one two three four " * 40
+    texts = [b"one two one, one", b"four" + b" " * 96 + b"four"]  # 100 bytes between the two
+    ngram, bits = Ngram(4, [train]), {}
+    for text in texts:
+        each, seen = [*ngram.each(text, counting=False)], {}
+        for word in re.finditer(rb"\w+", text):
+            distance = word.start() - seen.get(word[0], -math.inf)
+            first = max((x for x in baselines.DISTANCES if x <= distance), default=None)
+            bits.setdefault(first, []).extend(each[word.start() : word.end()])
+            seen[word[0]] = word.start()
+    found = {
+        distance: value
+        for name, distance, value in baselines._of_words(train, texts)
+        if name == "4-gram"
+    }
+    del bits[baselines.DISTANCES[-1]]  # seen for the first time
+    assert found == pytest.approx({x: math.fsum(each) / len(each) for x, each in bits.items()})
+    assert {1, 100} <= {*found}

@@ -1,6 +1,6 @@
 """Writes a run's model with the larger vocabulary of a config, for `brt.train --load_dir`.
 
-    python docs/results/grow_vocabulary.py RUN CONFIG OUTPUT
+    python scripts/grow_vocabulary.py RUN CONFIG OUTPUT
 
 RUN is a folder of `brt.train`, CONFIG a gin file, OUTPUT the model folder to write. Ids keep their
 parameters; those of new ids are drawn as in a new run of CONFIG.
