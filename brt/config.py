@@ -89,7 +89,7 @@ def evaluate_macros(missing: int | None = None) -> None:
         value = bound.get("value")
         if selector == "gin.macro" and isinstance(value, gin_private.Reference):
             number = missing
-            with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
+            with contextlib.suppress(OSError, ValueError, ImportError, TypeError, RuntimeError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
             if isinstance(number, int):
                 bound["value"] = number

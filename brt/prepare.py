@@ -18,6 +18,7 @@ import gin
 from absl import flags, logging
 
 from brt import command_line, config
+from brt.bindings.errors import MissingBinding, building
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -168,7 +169,7 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     vocabulary: Vocabulary = ByteVocabulary()
     if FLAGS.gin_file or FLAGS.gin_bindings:
         bound = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
-        with contextlib.suppress(TypeError):  # of a model's config alone
+        with contextlib.suppress(MissingBinding), building():  # of a model's config alone
             vocabulary = bound or Corpus().vocabulary  # type: ignore[call-arg]  # bound by gin
     entry = store.manifest["vocabulary"]
     if vocabulary.fingerprint == entry["fingerprint"]:

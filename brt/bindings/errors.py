@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from brt.bindings.gin_files import NotAllowed
 from brt.bindings.gin_private import entries_of, registered
 from brt.bindings.registration import register_all
-from brt.bindings.registry import bindable, default, known_names, parameters_of
+from brt.bindings.registry import bindable, default, known_names
 from brt.checks import shortened
 from brt.storage.regular_files import read_text
 
@@ -29,6 +29,10 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str):
         super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))
+
+
+class MissingBinding(ConfigError):
+    """Nothing binds a required parameter."""
 
 
 @contextlib.contextmanager
@@ -123,23 +127,35 @@ def building() -> Iterator[None]:
     """Raises errors of missing or wrongly typed bindings as `ConfigError`s."""
     try:
         yield
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
+        text = message(error).split("\n")[0]
         called = re.search(r"In call to configurable '(\w+)'", str(error))
-        if not called:
+        if required := re.match(r"Required bindings for `(\w+)` not provided in config", text):
+            called = required  # of `gin.REQUIRED`, in custom code
+        if not called or not (required or isinstance(error, TypeError)):
             raise
-        raise ConfigError(_misfit(called[1], message(error).split("\n")[0])) from error
+        entries = entries_of(called[1])
+        names = _lacking(entries[0], text, bool(required)) if len(entries) == 1 else []
+        if not names:
+            wrong = f"A binding of {called[1]} has a value of a wrong type: {text}"
+            raise ConfigError(wrong) from error
+        raise _unbound(called[1], names, bindable(entries[0])) from error
 
 
-def _misfit(owner, text):
-    lacking = re.search(r"missing \d+ required [\w-]+ arguments?: (.*)", text)
-    names = re.findall(r"'(\w+)'", lacking[1]) if lacking else []
-    entries = entries_of(owner)
-    if not (names and entries and {*names} <= {*parameters_of(entries[0])}):
-        return f"A binding of {owner} has a value of a wrong type: {text}"
-    if not {*names} <= {*bindable(entries[0])}:
-        return f"@{owner}() is built too early: write @{owner}, no brackets."
+def _lacking(entry, text, required):
+    """Returns the arguments that a call of this configurable itself, not of another, lacked."""
+    made = entry.wrapped
+    owners = [each.__name__ for each in getattr(made, "__mro__", [made])]
+    lacking = re.match(r"(?:.*>\.)?(\w+)(?:\.__init__)?\(\) missing \d+ required ", text)
+    is_own = required or (lacking and lacking[1] in owners)
+    return re.findall(r"'(\w+)'", text) if is_own else []
+
+
+def _unbound(owner, names, valid):
+    if not {*names} <= {*valid}:
+        return ConfigError(f"@{owner}() is built too early: write @{owner}, no brackets.")
     model = " The model config is missing: pass one, as in --gin_file=configs/quickstart.gin."
-    return (
+    return MissingBinding(
         f"Nothing binds {', '.join(f'{owner}.{name}' for name in names)}: bind it in a gin file "
         f"or by --gin.NAME=VALUE.{model if 'optimizer' in names else ''}"
     )

@@ -85,16 +85,16 @@ def main() -> None:
         [file.read_bytes() for file in sorted((folder / split).glob("*.txt"))]
         for split in ("train", "validation", "test")
     )
-    if sys.argv[2:] == ["words"]:
-        for name, distance, bits in _of_words(b"".join(train), [*validation, *test]):
-            print(f'{folder.name},"{name}, words seen {distance} bytes ago",{bits:.3f}', flush=True)
+    if sys.argv[2:]:
+        for name, each in _of_words(b"".join(train), [*validation, *test]):
+            print(f'{folder.name},"{name} bytes ago",{each:.3f}', flush=True)
         return
     total = sum(map(len, validation))
     for name, bits in _methods(b"".join(train)):
         print(f'{folder.name},"{name}",{sum(map(bits, validation)) / total:.3f}', flush=True)
 
 
-def _of_words(train: bytes, texts: list[bytes]) -> Iterator[tuple[str, int, float]]:
+def _of_words(train: bytes, texts: list[bytes]) -> Iterator[tuple[str, float]]:
     vocabulary, ngram = ByteVocabulary(), Ngram(FIXED[0], _stretches(train))
     since = [since_last_occurrence(Words(vocabulary, vocabulary.encode(x, ""))) for x in texts]
     bins = np.searchsorted(DISTANCES, np.concatenate(since), side="right")  # nan comes last
@@ -103,7 +103,7 @@ def _of_words(train: bytes, texts: list[bytes]) -> Iterator[tuple[str, int, floa
         sums, counts = np.bincount(bins, bits), np.bincount(bins)
         for number, distance in enumerate(DISTANCES[:-1], 1):
             if counts[number]:
-                yield name, distance, sums[number] / counts[number]
+                yield f"{name}, words from {distance}", sums[number] / counts[number]
 
 
 def _stretches(train: bytes) -> list[bytes]:

@@ -6,14 +6,18 @@ import runpy
 import subprocess
 import sys
 
+import gin
+import jax
 import pytest
 from flax import nnx
 
 import brt
 from brt import BlockRecurrentTransformer, RecurrentCell
 from brt.__main__ import main
+from brt.bindings.errors import ConfigError, MissingBinding, building
 from brt.bindings.registration import register_all
 from brt.bindings.registry import known_names
+from brt.checks import configurable
 from brt.training.optimization.optimizers import adafactor
 
 
@@ -45,6 +49,48 @@ def test_missing_arguments_are_a_type_error():
     with pytest.raises(TypeError, match=r"BlockRecurrentTransformer.*'window'") as caught:
         BlockRecurrentTransformer(nnx.Rngs(0), vocabulary_size=256, width=8)
     assert "width" not in str(caught.value).split("\n")[0]
+
+
+@configurable(denylist=["rngs"])
+class Needs:
+    def __init__(self, rngs, size: int, seed: int = 0):
+        if seed:
+            Inner(seed)
+
+
+class Inner:
+    def __init__(self, rngs, size):
+        pass
+
+
+@configurable(denylist=["rngs"])
+class InheritsInner(Inner):
+    pass
+
+
+@gin.configurable
+def needs_as_gin(size=gin.REQUIRED):
+    return size
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "part"),
+    [
+        (lambda: Needs(0), MissingBinding, "Nothing binds Needs.size: bind it"),
+        (lambda: InheritsInner(0), MissingBinding, "Nothing binds InheritsInner.size: bind it"),
+        (lambda: needs_as_gin(), MissingBinding, "Nothing binds needs_as_gin.size: bind it"),
+        (Needs, ConfigError, "@Needs() is built too early: write @Needs, no brackets."),
+        (lambda: Needs(0, 1, 2), ConfigError, "A binding of Needs has a value of a wrong type"),
+        (lambda: Needs(0, size="1"), ValueError, "Needs.size = '1' must"),
+        (lambda: Inner(0), TypeError, "Inner"),
+        (lambda: jax.numpy.zeros(2) + jax.numpy.zeros(3), TypeError, "incompatible shapes"),
+    ],
+)
+def test_a_missing_binding_is_named_and_no_other_mistake(call, error, part):
+    with pytest.raises(error) as caught, building():
+        call()
+    assert isinstance(caught.value, ConfigError) == issubclass(error, ConfigError)
+    assert part in str(caught.value)
 
 
 def brt_command(*arguments):

@@ -112,7 +112,8 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HW, keep):
     C = chunk_size(W)
     G = q.shape[1] // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
-    inputs = [q, k, v, cached_k, cached_v, lane_scale(heads, scale_H, q.dtype), _table(bias_HW)]
+    tables = lane_scale(heads, scale_H, q.dtype), _table(at_least_float32(bias_HW))
+    inputs = [q, k, v, cached_k, cached_v, *tables]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = Dropout(heads, keep)
     P, N = heads.num_heads // heads.per_step, heads.per_step
@@ -150,7 +151,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HW, keep, l
     chunk, before, cached = (
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache)
     )
-    table_HXQ, of_table = jax.vjp(_table, bias_HW)
+    table_HXQ, of_table = jax.vjp(_table, at_least_float32(bias_HW))
     tables = lane_scale(heads, scale_H, q.dtype), table_HXQ
     inputs = [*tables, log_sum, q, k, y, dy, k, v, cached_k, cached_v, k, v]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
@@ -176,7 +177,8 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HW, keep, l
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HW = summed_over_batch(heads, dscale_H, *of_table(dtable_HXQ))
-    return dq, dk, dv, dcached_k, dcached_v, dscale_H.astype(scale_H.dtype), dbias_HW
+    dscale_H, dbias_HW = dscale_H.astype(scale_H.dtype), dbias_HW.astype(bias_HW.dtype)
+    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HW
 
 
 _attend.defvjp(_forward, _backward)
@@ -188,7 +190,7 @@ _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 def _table(bias_HW):
     """Returns the bias of a tile's queries and of the keys that they see, (H, X, Q)."""
     W = bias_HW.shape[1]
-    return jnp.swapaxes(window_table(at_least_float32(bias_HW), tile_size(W)), 1, 2)
+    return jnp.swapaxes(window_table(bias_HW, tile_size(W)), 1, 2)
 
 
 def _head_specs(heads, W):
