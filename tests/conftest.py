@@ -26,7 +26,7 @@ from tiny_models import QUICK
 
 # XLA runs eight devices in a pool of eight threads, or of NPROC. A device may wait in several
 # independent collectives at once, a thread each: eight threads can all wait for a ninth.
-os.environ["NPROC"] = "32"
+os.environ["NPROC"] = "128"
 # XLA reads its flags when JAX first looks for devices, not when it is imported.
 options = {"xla_force_host_platform_device_count": 8, **QUICK}
 flags = [f"--{name}={str(value).lower()}" for name, value in options.items()]
