@@ -4,8 +4,8 @@ Plain counterpart: `RecurrentCell.step` in `brt.models.ops.scan_blocks`. The ker
 states, normalises, and attends to the states and to two blocks of tokens. It reads a segment's
 tokens without copying pairs of blocks or heads, and writes arrays of all blocks for the backward
 pass. Norm, gate, and the product before the gate are XLA's: kernels of the first two would save an
-estimated 1.4 % of a step of pg19_rec_fixed_skip on a TPU v4. This one saves 3.7 %, beside an
-unrolled loop with kernels of its attention.
+estimated 1.4 % of a step of pg19_rec_fixed_skip on a TPU v4. This one saves 3.7 %, compared
+with an unrolled loop with kernels of its attention.
 
 Axes as in `parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
