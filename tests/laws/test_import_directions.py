@@ -20,7 +20,7 @@ LAYERS = (
     ),
     ("brt.bindings.gin_files", "brt.host", "brt.token_ids"),
     ("brt.bindings.bound_values", "brt.storage.json_files"),
-    ("brt.bindings.registry", "brt.storage.hashes"),
+    ("brt.bindings.registry",),
     ("brt.bindings.errors",),
     ("brt.bindings.read_bindings",),
     ("brt.config",),

@@ -16,10 +16,9 @@ from brt.data.stores.layout import DTYPES, FORMAT, OFFSET, SHARDS, WEIGHT, files
 from brt.data.stores.store_cache import copies_tokens, fetch, local_copy
 from brt.host.progress import reported
 from brt.storage.file_parts import FileArray
-from brt.storage.hashes import check_hash
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
-from brt.storage.regular_files import check_inside, check_size, open_regular
+from brt.storage.regular_files import check_inside, check_size, file_sha256, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 COPY_AGAIN = (
@@ -114,11 +113,15 @@ class TokenStore:
                 fetch(self.folder, self.files, name)
                 advice = COPY_AGAIN.format(self.folder)
             try:
-                check_hash(path, self.manifest["hashes"][name], advice)
-            except DamagedFile:
+                is_damaged = file_sha256(path) != self.manifest["hashes"][name]
+            except FileNotFoundError:
+                raise FileNotFoundError(f"{path.parent} has no {path.name}: {advice}.") from None
+            if is_damaged:
                 if self.files != self.folder:
                     path.unlink(missing_ok=True)
-                raise
+                raise DamagedFile(
+                    f"{path} is damaged, as its sha256 is not the one in the manifest: {advice}."
+                )
             self._checked.add(name)
         return path
 

@@ -13,7 +13,6 @@ from brt.data.stores import token_store
 from brt.data.stores.inspection import verify
 from brt.data.stores.layout import files_of
 from brt.data.stores.token_store import TokenStore
-from brt.storage import hashes
 from brt.storage.json_files import DamagedFile
 from brt.storage.regular_files import file_sha256
 
@@ -148,7 +147,7 @@ def hashed(monkeypatch):
         names.append("/".join(path.parts[-2:]))
         return file_sha256(path)
 
-    monkeypatch.setattr(hashes, "file_sha256", record)
+    monkeypatch.setattr(token_store, "file_sha256", record)
     return names
 
 
