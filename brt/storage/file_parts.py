@@ -102,16 +102,10 @@ class FileArray:
         self._itemsize = dtype.itemsize
         self._count = len(self._bytes) // dtype.itemsize
 
-    def __len__(self) -> int:
-        return self._count
-
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(self._count)
         size = max(stop - start, 0) * self._itemsize
         return np.frombuffer(self._bytes.read(start * self._itemsize, size), self.dtype)
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self[:], dtype, copy=copy)
 
 
 def pieces(data: bytes | FileBytes) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 import bisect
 import functools
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,13 +27,8 @@ class JoinedArray:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: slice | int) -> np.ndarray:
-        if not isinstance(index, slice):
-            number = operator.index(index)
-            if not 0 <= number < len(self):
-                raise IndexError(f"There is no item {number} of {len(self)}.")
-            return self[number : number + 1][0]
-        start, stop, step = index.indices(len(self))
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, step = part.indices(len(self))
         if step != 1:
             raise IndexError(f"Items are read one after another, and not in steps of {step}.")
         parts = []

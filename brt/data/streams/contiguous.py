@@ -19,9 +19,8 @@ from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import Batch, padding
-from brt.storage.file_parts import FileArray
 
-ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
+ReadTokens = Callable[[JoinedArray, int, int], np.ndarray]
 """Returns items start to stop of a store's array, in some order of the documents."""
 
 
@@ -104,7 +103,7 @@ def document_positions(
     return documents, positions - (ends_D[documents] - store.lengths_D[documents])
 
 
-def in_order(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
+def in_order(flat: JoinedArray, start: int, stop: int) -> np.ndarray:
     return flat[start:stop]
 
 
@@ -115,7 +114,7 @@ def _shuffled(store: TokenStore, seed: int, epoch: int) -> ReadTokens:
     # From positions in this order to positions in the store, by document.
     shifts = (np.cumsum(lengths) - lengths)[order] - firsts[:-1]
 
-    def read(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
+    def read(flat: JoinedArray, start: int, stop: int) -> np.ndarray:
         first = firsts.searchsorted(start, "right") - 1
         last = firsts.searchsorted(stop, "left")
         cuts = [start, *firsts[first + 1 : last].tolist(), stop]
