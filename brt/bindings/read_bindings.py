@@ -2,8 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
 
 from absl import logging
 
@@ -141,16 +139,8 @@ def _unread(name, read):
     return f"{name} is bound, but nothing reads it.{nearest(name, read)}"
 
 
-@runtime_checkable
-class _GivesDocuments(Protocol):
-    """The `Source` class, which this module may not import."""
-
-    def documents(self, split: str) -> Iterator[Any]: ...
-
-
 def _is_source(configurable):
-    cls = configurable_class(configurable)
-    return cls is not None and issubclass(cls, _GivesDocuments)
+    return hasattr(configurable_class(configurable), "documents")  # of a `Source`
 
 
 def _is_of_data(name):
