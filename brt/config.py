@@ -16,7 +16,7 @@ from brt.bindings.bound_values import check_bound_values
 from brt.bindings.errors import ConfigError, explained
 from brt.bindings.gin_files import check_statements, gin_text
 from brt.bindings.read_bindings import bound_by_flags
-from brt.bindings.registration import register
+from brt.bindings.registry import register
 from brt.checks import shortened
 from brt.storage.shipped import gin_folders
 

@@ -1,12 +1,11 @@
 """Checks all bindings, macros and references before anything is built."""
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from brt.bindings import gin_private
 from brt.bindings.gin_files import check_module, name_of
+from brt.bindings.registry import parameters_of
 from brt.checks import Reference, check, shortened
 
 NAMES_MODULE = ("SeqioText.module",)
@@ -49,18 +48,6 @@ def binding_of(name: str) -> str:
     written = (repr(each.written) for each in bound_values() if each.name == name)
     macros = (value.removeprefix("%") for value in written if value.startswith("%"))
     return next(macros, name)
-
-
-def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
-    return _parameters(entry.wrapped)
-
-
-@functools.cache
-def _parameters(wrapped):
-    # A metaclass may hide a class's parameters.
-    function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
-    function = getattr(function, "__wrapped__", function)  # `help` is shown another signature
-    return dict(inspect.signature(function).parameters)
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from brt.bindings.gin_files import NotAllowed
 from brt.bindings.gin_private import entries_of, registered
-from brt.bindings.registration import register_all
-from brt.bindings.registry import bindable, default, known_names
+from brt.bindings.registry import bindable, default, known_names, register_all
 from brt.checks import shortened
 from brt.storage.regular_files import read_text
 

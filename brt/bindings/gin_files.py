@@ -11,7 +11,7 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.bindings.registration import register
+from brt.bindings.registry import register
 from brt.storage.paths import is_remote
 from brt.storage.regular_files import read_text
 

@@ -8,8 +8,7 @@ from absl import logging
 from brt.bindings import gin_private
 from brt.bindings.errors import ConfigError, nearest
 from brt.bindings.gin_files import name_of
-from brt.bindings.registration import register_all
-from brt.bindings.registry import configurable_class, default
+from brt.bindings.registry import configurable_class, default, register_all
 
 MOST_UNREAD = 20
 SWITCHES = {

@@ -1,12 +1,51 @@
-"""Lists brt's configurables and the parameters that gin may bind, with types and defaults."""
+"""brt's configurables, and the parameters that gin may bind, with types and defaults.
+
+Modules that define configurables are imported by an index read from their sources.
+"""
 
 import functools
+import importlib
+import importlib.util
 import inspect
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from brt.bindings.bound_values import parameters_of
 from brt.bindings.gin_private import entries_of, registered
-from brt.bindings.registration import register, register_all
+
+PACKAGES = ("models", "pretrained", "data", "training", "evaluation", "studies")
+DECORATED = re.compile(
+    r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)", re.MULTILINE
+)
+"""A class or function under its own name: `@gin.configurable(denylist=["rngs"])`."""
+
+
+@functools.cache
+def modules_by_name() -> Mapping[str, Sequence[str]]:
+    """Returns the modules that define each configurable name."""
+    index: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(f"brt.{package}")
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for file in sorted(folder.rglob("*.py")):
+                parts = ["brt", package, *file.relative_to(folder).with_suffix("").parts]
+                for name in DECORATED.findall(file.read_text(encoding="utf-8")):
+                    index.setdefault(name, []).append(".".join(parts).removesuffix(".__init__"))
+    return index
+
+
+def register(text: str) -> None:
+    index = modules_by_name()
+    for name in {*re.findall(r"\w+", re.sub(r"#.*", "", text))} & index.keys():
+        for module in index[name]:
+            importlib.import_module(module)
+
+
+@functools.cache
+def register_all() -> None:
+    for module in sorted(set().union(*modules_by_name().values())):
+        importlib.import_module(module)
 
 
 def known_names() -> dict[str, list[str]]:
@@ -27,6 +66,18 @@ def configurable_class(name: str) -> type | None:
 def bindable(entry):
     hidden = ("self", *(entry.denylist or ()))
     return [name for name in parameters_of(entry) if name not in hidden]
+
+
+def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
+    return _parameters(entry.wrapped)
+
+
+@functools.cache
+def _parameters(wrapped):
+    # A metaclass may hide a class's parameters.
+    function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
+    function = getattr(function, "__wrapped__", function)  # `help` is shown another signature
+    return dict(inspect.signature(function).parameters)
 
 
 def declarations() -> dict[str, Any]:

@@ -12,9 +12,8 @@ from paths import ROOT
 from tiny_run import PLAIN, gin_afterwards, write_config  # noqa: F401
 
 from brt import config
-from brt.bindings import registration
 from brt.bindings.read_bindings import differences, read_bindings
-from brt.bindings.registry import known_names
+from brt.bindings.registry import known_names, modules_by_name
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.models.block_recurrent.cell import RecurrentCell
@@ -204,8 +203,7 @@ known_names()
 
 
 def test_the_index_of_the_sources_is_what_gin_knows():
-    index = registration.modules_by_name()
-    assert {name for name in index if name} == known_names().keys()
+    assert modules_by_name().keys() == known_names().keys()
 
 
 def test_parsing_imports_only_what_the_config_names():

@@ -12,8 +12,7 @@ from paths import CONFIGS
 from tiny_run import gin_afterwards  # noqa: F401
 
 from brt import config
-from brt.bindings.bound_values import parameters_of
-from brt.bindings.registration import register_all
+from brt.bindings.registry import parameters_of, register_all
 from brt.checks import PLAIN, UNKNOWN, Count, Positive, allows, words_for
 from brt.config import ConfigError
 

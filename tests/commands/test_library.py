@@ -15,8 +15,7 @@ import brt
 from brt import BlockRecurrentTransformer, RecurrentCell
 from brt.__main__ import main
 from brt.bindings.errors import ConfigError, MissingBinding, building
-from brt.bindings.registration import register_all
-from brt.bindings.registry import known_names
+from brt.bindings.registry import known_names, register_all
 from brt.checks import configurable
 from brt.training.optimization.optimizers import adafactor
 

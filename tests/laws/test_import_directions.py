@@ -13,14 +13,13 @@ from paths import ROOT
 LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
-    ("brt.bindings.registration", "brt.bindings.gin_private", "brt.storage.regular_files"),
+    ("brt.bindings.gin_private", "brt.storage.regular_files"),
     (
-        *("brt.checks", "brt.storage.file_parts"),
+        *("brt.bindings.registry", "brt.checks", "brt.storage.file_parts"),
         *("brt.storage.replaced_files", "brt.storage.tensor_files"),
     ),
     ("brt.bindings.gin_files", "brt.host", "brt.token_ids"),
     ("brt.bindings.bound_values", "brt.storage.json_files"),
-    ("brt.bindings.registry",),
     ("brt.bindings.errors",),
     ("brt.bindings.read_bindings",),
     ("brt.config",),
@@ -40,7 +39,7 @@ LAYERS = (
     ("brt.train", "brt.__main__"),
 )
 """From the bottom. A module imports its own package and packages of layers below, but no other
-package of its layer or of layers above. `registration` names packages above it as texts, and
+package of its layer or of layers above. `registry` names packages above it as texts, and
 imports them when a config is parsed."""
 
 HEIGHTS = {package: height for height, layer in enumerate(LAYERS) for package in layer}
