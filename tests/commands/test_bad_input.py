@@ -1,7 +1,6 @@
 """Bad input: status 1, one sentence that names what to change, and nothing overwritten."""
 
 import ast
-import io
 import os
 import re
 import shutil
@@ -9,8 +8,8 @@ import sys
 
 import jax
 import pytest
-import sentencepiece
 from paths import ROOT
+from pieces import train_pieces
 from tiny_run import PLAIN, build, command, contents, start, write_config
 
 from brt import command_line, evaluate, prepare, train
@@ -324,25 +323,12 @@ def test_a_dry_run_of_what_is_prepared_or_can_be_succeeds(folder, monkeypatch, m
     assert command(monkeypatch, train, *flags(folder, *given), "--dry_run") == 0
 
 
-def tokenizer(path, size=40):
-    """A SentencePiece model trained on a few lines."""
-    made = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the eaten heat of tea", "ten neat hats then a hen"] * 20),
-        model_writer=made,
-        vocab_size=size,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    path.write_bytes(made.getvalue())
-    return [
-        "Corpus.vocabulary=@SentencePieceVocabulary()",
-        f"SentencePieceVocabulary.model_file='{path}'",
-    ]
-
-
 def test_a_document_that_is_not_utf8_is_named(folder, error):
-    pieces = tokenizer(folder / "pieces.model")
+    model = train_pieces(folder / "pieces.model").path
+    pieces = [
+        "Corpus.vocabulary=@SentencePieceVocabulary()",
+        f"SentencePieceVocabulary.model_file='{model}'",
+    ]
     shutil.rmtree(folder / "stores")
     (folder / "texts" / "train" / "00.txt").write_bytes(b"caf\xe9")
     path = f"TextFiles.path='{folder}/texts/{{split}}'"

@@ -12,13 +12,13 @@ import gin
 import jax
 import numpy as np
 import pytest
-import sentencepiece
 from architectures import SEGMENT, VOCABULARY, random_model
 from checkpoints import abstract, make_state, opened, saved
 from fabricated_recordings import fabricate
 from fabricated_runs import make_run
 from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from paths import ROOT
+from pieces import train_pieces
 from stores import make_store, small_vocabulary
 from tiny_run import collect_garbage, differing  # noqa: F401
 
@@ -233,14 +233,7 @@ def records(base):
 def vocabularies(base):
     """Files of every kind, by the name that `Corpus.vocabulary` takes."""
     base.mkdir()
-    with open(base / "pieces.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["the eaten heat of tea", "ten neat hats then a hen"] * 20),
-            model_writer=file,
-            vocab_size=40,
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
+    train_pieces(base / "pieces.model")
     (base / "words.txt").write_text("the 5\ntea 3\n<unk> 1\n<eos> 1\nhen 1\n")
     (base / "letters.txt").write_text("".join(f"{c}\n" for c in "thea n"))
     (base / "wordpieces.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nthe\n##a\ntea\nt\n")

@@ -1,14 +1,13 @@
 """Streamed text equals the decoded text of all tokens and comes as early as it is certain."""
 
-import io
 import json
 
 import pytest
-import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pieces import train_pieces
 
-from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
 from brt.data.vocabularies.pretrained import ByteLevelBpeVocabulary, WordPieceVocabulary
 from brt.data.vocabularies.subwords import SubwordVocabulary
@@ -16,35 +15,18 @@ from brt.data.vocabularies.words import WordVocabulary
 from brt.generation.streaming_text import CONTEXT, StreamingText
 
 TEXT = "Call me Ishmael. Some years ago—never mind how long €𝄞 precisely—having little\n" * 9
+LINE = "call me some years ago never mind how long"
 KINDS = ("bytes", "symbols", "characters", "pieces", "spaces", "words", "sentences")
 EXTRAS = ("bpe", "wordpiece", "subwords")
-
-
-def train_pieces(path, **options):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["call me some years ago never mind how long"] * 9),
-        model_writer=model,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        **options,
-    )
-    path.write_bytes(model.getvalue())
-    return SentencePieceVocabulary(str(path))
 
 
 def build(kind, folder):
     path = folder / kind
     if kind == "bytes":
         return ByteVocabulary()
-    if kind == "pieces":
-        return train_pieces(path)
-    if kind == "spaces":
-        return train_pieces(path, remove_extra_whitespaces=False)
+    if kind in ("pieces", "spaces"):
+        own = {"model_type": "bpe", "remove_extra_whitespaces": kind == "pieces"}
+        return train_pieces(path, 300, [LINE], byte_fallback=True, **own)
     if kind == "bpe":
         symbols = [*map(chr, range(33, 127)), "Ġ", "Ċ", *"âĤ¬ðĿĦŀ"]
         path.mkdir()
