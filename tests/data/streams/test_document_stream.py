@@ -12,7 +12,7 @@ from stores import RAGGED, N
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.batch import document_segments, padding
+from brt.data.streams.batch import document_segments
 from brt.data.streams.documents import DocumentPass, assign
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -59,11 +59,3 @@ def test_a_document_read_outside_a_store_is_cut_as_one_inside(tmp_path, length):
     for step, found in enumerate(outside):
         for a, b in zip(found, inside.batch(step).segment(0), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def test_arrays_have_the_axes_of_their_names():
-    (segment,) = document_segments(np.arange(5), 8)
-    batch = padding(3, 2, 8)
-    for arrays in (batch, batch.segment(2), segment):
-        for name, array in arrays._asdict().items():
-            assert array.ndim == len(name.rpartition("_")[2]), name
