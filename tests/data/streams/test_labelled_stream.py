@@ -176,23 +176,14 @@ def test_segments_are_those_of_the_published_wrapper(tmp_path, name, frame):
     recorded = np.load(RECORDED / f"{name}.npz", allow_pickle=False)
     memory = len(recorded["memory_rows"])
     config = json.loads(str(recorded["config_json"]))
-    vocabulary = Ids()
-    type(vocabulary).frame = frame
-    documents = [row[row >= 0] for row in recorded["documents"]]
+    vocabulary = Framed()
+    vocabulary.frame = frame
+    documents = [
+        Document(str(n), tokens=row[row >= 0], annotation={"label": 0})
+        for n, row in enumerate(recorded["documents"])
+    ]
     inputs_SBI = recorded["segment_input_ids"]
-    try:
-        write_store(
-            tmp_path / "train",
-            [
-                Document(str(n), tokens=ids, annotation={"label": 0})
-                for n, ids in enumerate(documents)
-            ],
-            vocabulary,
-            {},
-            quiet=True,
-        )
-    finally:
-        del type(vocabulary).frame
+    write_store(tmp_path / "train", documents, vocabulary, {}, quiet=True)
     segments = LabelledSegments(
         TokenStore(tmp_path / "train"),
         inputs_SBI.shape[2] - memory,
