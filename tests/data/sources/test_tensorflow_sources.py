@@ -1,19 +1,23 @@
-"""Real TFDS sets and real seqio tasks over one, made here from small texts, become token stores."""
+"""Real TFDS sets and real seqio tasks over one, made here from small texts, become token stores.
+
+Training does without TensorFlow, even where its store is made from such a set.
+"""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
 import pytest
+from gin_settings import bound
+from tiny_run import PLAIN, ROOT, write_config
 
 pytest.importorskip("tensorflow_datasets", reason="the data extra is not installed")
 
-SETS = """
+MAKE = """
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from brt.data.corpus import Corpus
-from brt.data.sources.tfds import TfdsText
 
 texts = {split: [f"{split} book {i} " * (i + 1) for i in range(7)] for split in ("train", "test")}
 
@@ -37,6 +41,12 @@ tfds.dataset_builders.store_as_tfds_dataset(
         {"book_text": tfds.features.Text(), "book_title": tfds.features.Text(), "year": np.int32}
     ),
 )
+"""
+
+SETS = """
+from brt.data.corpus import Corpus
+from brt.data.sources.tfds import TfdsText
+
 source = TfdsText("books", "book_text", title_feature="book_title", data_dir="tfds")
 for split in texts:
     assert source.count(split) == 7
@@ -168,8 +178,49 @@ assert "SeqioText.module" in refused(SeqioText("absent"))
 
 def test_sets_tasks_and_mixtures_are_prepared_whole_or_refused(tmp_path):
     """In one process, because TensorFlow is imported slowly."""
-    script = SETS + (TASKS if importlib.util.find_spec("seqio") else "")
+    script = MAKE + SETS + (TASKS if importlib.util.find_spec("seqio") else "")
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+WATCHED = """
+# As brt.train, and at the end it looks at what was imported.
+import sys
+from brt import command_line, train
+
+try:
+    command_line.run(train.main)
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"tensorflow", "tensorflow_datasets", "seqio"}, loaded
+assert "jax" in loaded
+print("no TensorFlow here")
+"""
+
+
+@pytest.mark.slow
+def test_training_does_without_tensorflow(tmp_path):
+    subprocess.run([sys.executable, "-c", MAKE], check=True, capture_output=True, cwd=tmp_path)
+    path = write_config(
+        tmp_path,
+        *PLAIN,
+        "Corpus.source = @TfdsText()",
+        *bound("TfdsText", name="books", text_feature="book_text", data_dir=f"{tmp_path}/tfds"),
+        "Trainer.steps = 2",
+        without=("RecurrentCell", "Corpus.source", "TextFiles"),
+    )
+    flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *flags],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": ""},  # one device
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no TensorFlow here" in done.stdout
+    assert (tmp_path / "stores" / "train" / "manifest.json").is_file()
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
