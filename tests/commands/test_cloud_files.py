@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from apart import run
 from paths import ROOT, SCRIPTS
 
 from brt.benchmarks import topologies
@@ -67,8 +68,7 @@ def test_the_task_of_skypilot_has_known_keys_and_extras():
     assert task.keys() <= SKYPILOT and task["resources"].keys() <= RESOURCES
     assert set(task["envs"]["EXTRAS"].split(",")) <= EXTRAS
     for part in ("setup", "run"):
-        done = subprocess.run(["bash", "-n", "-c", task[part]], capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+        run("bash", "-n", "-c", task[part])
 
 
 def test_each_node_of_skypilot_starts_its_process_of_the_run(tmp_path):
@@ -118,12 +118,8 @@ def test_the_image_has_the_files_that_brt_needs(tmp_path):
                     shutil.copytree(path, end, ignore=ignored, dirs_exist_ok=True)
                 else:
                     shutil.copy(path, end)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    line = [sys.executable, "-m", "brt", "train", "--gin_file=configs/quickstart.gin", "--help"]
-    done = subprocess.run(
-        line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "--dry_run" in done.stdout, done.stderr
+    line = (sys.executable, "-m", "brt", "train", "--gin_file=configs/quickstart.gin", "--help")
+    assert "--dry_run" in run(*line, cwd=tmp_path, PYTHONPATH=str(tmp_path))
 
 
 @pytest.mark.parametrize("accelerator", ["", "gpu", "gpu12", "tpu"])
@@ -131,10 +127,7 @@ def test_the_image_is_built_for_cpus_or_what_the_argument_names(accelerator):
     text = (CLOUD / "Dockerfile").read_text(encoding="utf-8")
     (default,) = re.findall(r"^ARG EXTRAS=(.*)", text, re.M)
     (install,) = re.findall(r'^RUN pip install .*(".*")$', text, re.M)
-    environment = {"EXTRAS": default, "ACCELERATOR": accelerator}
-    done = subprocess.run(
-        ["sh", "-c", f"echo {install}"], env=environment, capture_output=True, text=True, check=True
-    )
-    (named,) = re.findall(r"^\.\[(.*)\]$", done.stdout.strip())
+    said = run("sh", "-c", f"echo {install}", EXTRAS=default, ACCELERATOR=accelerator)
+    (named,) = re.findall(r"^\.\[(.*)\]$", said.strip())
     found = {*named.split(",")}
     assert found <= EXTRAS and found - {*default.split(",")} == {accelerator} - {""}

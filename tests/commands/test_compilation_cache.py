@@ -1,14 +1,13 @@
 """What one command has compiled, the next finds; damaged entries are compiled again."""
 
 import os
-import subprocess
-import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from apart import python
 from jax.experimental.compilation_cache import compilation_cache as cache_of_jax
 from tiny_run import PLAIN, quick_environment, write_config
 
@@ -86,29 +85,25 @@ def test_jax_s_own_variable_and_an_empty_folder_leave_jax_alone(tmp_path, monkey
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "brt" / "compiled")
 
 
-def test_a_run_that_is_started_again_compiles_no_step(tmp_path):
+def test_a_run_that_is_started_again_compiles_no_step(tmp_path, monkeypatch):
     """The same command with another run folder, as a process of its own.
 
     A third one finds every entry cut short, as by a kill.
     """
     path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     environment = quick_environment() | {"XDG_CACHE_HOME": str(tmp_path / "caches")}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
     compiled = tmp_path / "caches" / "brt" / "compiled"
     found, kept = [], []
     for number in range(3):
         if number == 2:
             for entry in compiled.iterdir():
                 entry.write_bytes(entry.read_bytes()[:100])
-        done = subprocess.run(
-            [sys.executable, "-c", COUNTED, f"--gin_file={path}", f"--workdir={tmp_path}/{number}"],
-            env=environment | {"PYTHONWARNINGS": "error" if number < 2 else "ignore"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        environment["PYTHONWARNINGS"] = "error" if number < 2 else "ignore"
+        flags = f"--gin_file={path}", f"--workdir={tmp_path}/{number}"
+        said = python(COUNTED, *flags, **environment)
         kept.append(entries(compiled))
-        found.append(int(done.stdout.splitlines()[-1]))
+        found.append(int(said.splitlines()[-1]))
     assert "jit_train_step" in {name.split("-")[0] for name in kept[0]}
     assert found == [0, len(kept[0]), 0] and set(kept[0]) <= set(kept[1])
 

@@ -2,12 +2,11 @@
 
 import inspect
 import re
-import subprocess
-import sys
 
 import gin
 import pytest
 from absl import logging
+from apart import python
 from paths import ROOT
 from tiny_run import PLAIN, gin_afterwards, write_config  # noqa: F401
 
@@ -199,7 +198,7 @@ config.parse(["configs/quickstart.gin"])
 import brt.pretrained.encoders.bert
 known_names()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    python(code)
 
 
 def test_the_index_of_the_sources_is_what_gin_knows():
@@ -214,9 +213,7 @@ config.parse(["configs/quickstart.gin"])
 experiment.Experiment.from_gin()
 print(*(name for name in sys.modules if name.startswith("brt.")))
 """
-    command = [sys.executable, "-c", code]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    loaded = set(printed.split())
+    loaded = set(python(code).split())
     assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 180
     for prefix in (
         "studies",

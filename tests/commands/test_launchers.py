@@ -9,6 +9,7 @@ import sys
 import tarfile
 
 import pytest
+from apart import run
 from paths import ROOT, SCRIPTS
 
 from brt.benchmarks import topologies
@@ -454,12 +455,9 @@ def test_another_python_makes_the_environment_again(stand_in, tmp_path, monkeypa
     def enter(**settings):
         (tmp_path / "calls").unlink(missing_ok=True)
         command = "set -euo pipefail; source scripts/environment.sh [report]; python --version"
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=checkout, env=os.environ | settings, text=True,
-            capture_output=True, check=True,
-        )  # fmt: skip
+        said = run("bash", "-c", command, cwd=checkout, **settings)
         made = [call for call in calls(tmp_path) if "venv" in call[1] or "install" in call[1]]
-        return done.stdout.split()[-1], bool(made)
+        return said.split()[-1], bool(made)
 
     assert enter(PYTHON=str(folder / "python3.11.9")) == ("3.11.9", True)
     assert enter(PYTHON=str(folder / "python3.11.9")) == ("3.11.9", False)
@@ -475,8 +473,4 @@ def test_scripts_pass_shellcheck():
     )
     if not program:
         pytest.skip("needs shellcheck, which the extra `dev` brings")
-    files = [str(path) for path in sorted(SCRIPTS.glob("*.sh"))]
-    done = subprocess.run(
-        [program, "-x", *files], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
+    run(program, "-x", *sorted(SCRIPTS.glob("*.sh")))

@@ -1,12 +1,10 @@
 """Settings of malloc at start-up: scripts make them; training on a CPU says if they are missing."""
 
-import os
 import platform
-import subprocess
 
 import jax
 import pytest
-from paths import SCRIPTS
+from apart import run
 from tiny_run import command, write_config
 
 from brt import command_line, train
@@ -21,20 +19,13 @@ MISSING = "malloc.sh before"
 def tunables(**environment):
     """The settings that scripts which source scripts/malloc.sh pass to their commands."""
     line = 'source scripts/malloc.sh; env | grep "^GLIBC_TUNABLES=" || true'
-    plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", line],
-        cwd=SCRIPTS.parent,
-        env=plain | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip().removeprefix("GLIBC_TUNABLES=")
+    said = run("bash", "-euo", "pipefail", "-c", line, **environment)
+    return said.strip().removeprefix("GLIBC_TUNABLES=")
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="glibc's settings are for Linux")
-def test_scripts_give_the_settings_unless_there_are_others():
+def test_scripts_give_the_settings_unless_there_are_others(monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert tunables() == SET
     assert tunables(GLIBC_TUNABLES="glibc.malloc.arena_max=1") == "glibc.malloc.arena_max=1"
 

@@ -1,10 +1,8 @@
 """brt as it is distributed: the wheel brings its configs along, the source archive its tests."""
 
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -12,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from paths import CONFIGS, ROOT
+from apart import run
+from paths import CONFIGS, ROOT, SCRIPTS
 
 import brt
 
@@ -27,19 +26,6 @@ WHEEL_HOOK = """\
 from setuptools import build_meta
 build_meta.build_wheel({folder!r})
 """
-
-
-def run(*command, folder, status=0, **environment):
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_changelog_and_citation_have_the_version_and_date():
@@ -60,15 +46,15 @@ def dist(tmp_path_factory):
         if file.is_file() and file.name != ".git":
             shutil.copy(file, copy / file.name)
     if importlib.util.find_spec("build"):
-        run(sys.executable, "-m", "build", "--no-isolation", folder=copy)
+        run(sys.executable, "-m", "build", "--no-isolation", cwd=copy)
         return copy / "dist"
     # The calls that `build` makes, where it is not installed: a wheel of the unpacked archive.
-    run(sys.executable, "-c", HOOKS, folder=copy)
+    run(sys.executable, "-c", HOOKS, cwd=copy)
     (archive,) = (copy / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(copy / "unpacked", filter="data")
     (unpacked,) = (copy / "unpacked").iterdir()
-    run(sys.executable, "-c", WHEEL_HOOK.format(folder=str(copy / "dist")), folder=unpacked)
+    run(sys.executable, "-c", WHEEL_HOOK.format(folder=str(copy / "dist")), cwd=unpacked)
     return copy / "dist"
 
 
@@ -98,7 +84,7 @@ def test_the_source_archive_holds_the_tests_and_what_they_read(dist):
 def installed(dist, tmp_path_factory):
     """The Python of a new environment with the wheel; what it requires comes from this one."""
     folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", "--without-pip", str(folder), folder=folder)
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder)
     site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     (wheel,) = dist.glob("*.whl")
     pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install")
@@ -108,7 +94,7 @@ def installed(dist, tmp_path_factory):
         "--no-index",
         "--disable-pip-version-check",
         str(wheel),
-        folder=folder,
+        cwd=folder,
         PYTHONPATH="",
     )
     # Files with the ending .pth in a folder that such a file names are not read, so that an
@@ -122,11 +108,11 @@ def test_a_config_is_found_from_an_empty_folder(installed, tmp_path):
     name = "pg19_rec_fixed_skip.gin"
     command = (str(installed), "-m", "brt.train", f"--gin_file={name}", "--dry_run")
     # Described, though the vocabulary is not there.
-    found = run(*command, folder=tmp_path, status=1, PYTHONPATH="", JAX_PLATFORMS="cpu")
+    found = run(*command, cwd=tmp_path, status=1, PYTHONPATH="", JAX_PLATFORMS="cpu")
     (line,) = (line for line in found.split("\n") if line.startswith("parameters, non-embedding"))
     assert "160,463,992" in line
     package = run(
-        *(str(installed), "-c", "import brt; print(brt.__file__)"), folder=tmp_path, PYTHONPATH=""
+        *(str(installed), "-c", "import brt; print(brt.__file__)"), cwd=tmp_path, PYTHONPATH=""
     )
     assert Path(package).is_relative_to(installed.parent.parent)
 
@@ -134,8 +120,8 @@ def test_a_config_is_found_from_an_empty_folder(installed, tmp_path):
 @pytest.mark.slow
 def test_the_wheel_generates_trains_and_exports(installed, tmp_path):
     pytest.importorskip("pyarrow", reason='needs pip install -e ".[tables]"')
-    script = str(ROOT / "scripts" / "check_wheel.sh")
-    found = run("bash", script, str(installed), folder=tmp_path, JAX_PLATFORMS="cpu")
+    script = SCRIPTS / "check_wheel.sh"
+    found = run("bash", script, installed, cwd=tmp_path, PYTHONPATH="", JAX_PLATFORMS="cpu")
     assert "generates the text of its run" in found
 
 
@@ -152,4 +138,4 @@ def test_a_command_runs_above_a_clone_that_is_named_brt(tmp_path):
         "from brt.storage.shipped import configs_root\n"
         "assert (configs_root() / 'configs' / 'quickstart.gin').is_file()\n"
     )
-    run(sys.executable, "beside.py", folder=tmp_path, PYTHONPATH="")
+    run(sys.executable, "beside.py", cwd=tmp_path, PYTHONPATH="")

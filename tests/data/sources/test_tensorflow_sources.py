@@ -4,13 +4,11 @@ Training does without TensorFlow, even where its store is made from such a set.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
+from apart import python
 from gin_settings import bound
-from tiny_run import PLAIN, ROOT, write_config
+from tiny_run import PLAIN, write_config
 
 pytest.importorskip("tensorflow_datasets", reason="the data extra is not installed")
 
@@ -178,11 +176,7 @@ assert "SeqioText.module" in refused(SeqioText("absent"))
 
 def test_sets_tasks_and_mixtures_are_prepared_whole_or_refused(tmp_path):
     """In one process, because TensorFlow is imported slowly."""
-    script = MAKE + SETS + (TASKS if importlib.util.find_spec("seqio") else "")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(MAKE + SETS + (TASKS if importlib.util.find_spec("seqio") else ""), cwd=tmp_path)
 
 
 WATCHED = """
@@ -203,7 +197,7 @@ print("no TensorFlow here")
 
 @pytest.mark.slow
 def test_training_does_without_tensorflow(tmp_path):
-    subprocess.run([sys.executable, "-c", MAKE], check=True, capture_output=True, cwd=tmp_path)
+    python(MAKE, cwd=tmp_path)
     path = write_config(
         tmp_path,
         *PLAIN,
@@ -213,14 +207,6 @@ def test_training_does_without_tensorflow(tmp_path):
         without=("RecurrentCell", "Corpus.source", "TextFiles"),
     )
     flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *flags],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": ""},  # one device
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "no TensorFlow here" in done.stdout
+    assert "no TensorFlow here" in python(WATCHED, *flags, XLA_FLAGS="")  # one device
     assert (tmp_path / "stores" / "train" / "manifest.json").is_file()
     assert (tmp_path / "run" / "metrics.jsonl").is_file()

@@ -3,11 +3,11 @@
 import errno
 import itertools
 import os
-import subprocess
 import sys
 import threading
 
 import pytest
+from apart import python, run
 from jobs import (
     Threads,
     corpus,
@@ -20,7 +20,7 @@ from jobs import (
     ten_files,
     write,
 )
-from paths import ROOT
+from paths import SCRIPTS
 from preparation_reference import Observed, Touching
 
 from brt.data.corpus import Corpus, StoreMissing
@@ -136,13 +136,7 @@ def test_a_script_without_a_guard_runs_once(place):
             Corpus(store, source(sys.argv[1] + "/text"), "bytes").prepare("train", workers=2)
         """
     )
-    done = subprocess.run(
-        [sys.executable, str(script), str(place)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert run(sys.executable, script, place) == "once\n"
     own, ready = (files_of(corpus(place, name)) for name in ("own", "ready"))
     assert own.pop("manifest.json") != ready.pop("manifest.json")  # the name of the source
     assert own == ready
@@ -215,13 +209,9 @@ def test_after_a_killed_worker_the_next_run_continues(place):
 
 @pytest.mark.slow  # at moments that were chosen: above
 def test_sigkill_at_random_moments_leaves_the_same_bytes():
-    script = ROOT / "scripts" / "kill_preparation.py"
-    command = [sys.executable, str(script), "--kills=2", "--megabytes=3", "--shard_bytes=65536"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "files compared: equal byte for byte" in done.stdout
+    script = SCRIPTS / "kill_preparation.py"
+    said = run(sys.executable, script, "--kills=2", "--megabytes=3", "--shard_bytes=65536")
+    assert "files compared: equal byte for byte" in said
 
 
 @pytest.mark.parametrize(("number", "read_again"), [(2, "236789"), (":", "6789:")])
@@ -346,6 +336,4 @@ def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypa
 
 def test_workers_import_nothing_that_trains_and_commands_no_beam():
     found = "print({'jax', 'apache_beam'} & {*sys.modules})"
-    code = f"import sys, brt.data.stores.distributed; {found}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
+    assert python(f"import sys, brt.data.stores.distributed; {found}") == "set()\n"

@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 
 import numpy as np
 import pytest
-from paths import ROOT
+from apart import run
+from paths import SCRIPTS
 from stores import Texts
 
 from brt.data.corpus import Corpus
@@ -209,14 +209,8 @@ def test_the_curriculum_adds_one_length_at_each_stage(tmp_path):
     shim.write_text('#!/bin/sh\necho "$@"\n')
     shim.chmod(0o755)
     settings = {"TASK": "qa2", "STEPS": "30", "LENGTHS": "512 1024"}
-    done = subprocess.run(
-        ["bash", ROOT / "scripts" / "babilong_curriculum.sh", "model.gin", "run", "--seed=3"],
-        env={**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    first, second = done.stdout.splitlines()
+    line = ("bash", SCRIPTS / "babilong_curriculum.sh", "model.gin", "run", "--seed=3")
+    first, second = run(*line, **settings, PATH=f"{tmp_path}:{os.environ['PATH']}").splitlines()
     assert "Trainer.steps=30 " in first and "Trainer.steps=60 " in second
     assert "lengths=(512, )" in first and "lengths=(512, 1024, )" in second
     for stage in (first, second):

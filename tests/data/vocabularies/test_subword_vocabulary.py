@@ -1,9 +1,7 @@
 """SubwordTextEncoder through TensorFlow Datasets; what training asks needs no TensorFlow."""
 
-import subprocess
-import sys
-
 import pytest
+from apart import python
 
 from brt.data.vocabularies.subwords import SubwordVocabulary
 
@@ -22,8 +20,7 @@ def test_size_and_fingerprint_are_read_without_tensorflow(vocabulary):
         f"v = V({vocabulary.file!r}); print(v.size, v.fingerprint); "
         "assert not {'tensorflow', 'tensorflow_datasets'} & sys.modules.keys()"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["260", vocabulary.fingerprint]
+    assert python(code).split() == ["260", vocabulary.fingerprint]
 
 
 @pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
