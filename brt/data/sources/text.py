@@ -72,10 +72,6 @@ class Text(FileSource):
         source, names = self._divided
         return source.split_files(names.get(split, split))
 
-    def count(self, split: str) -> int | None:
-        source, names = self._divided
-        return source.count(names.get(split, split))
-
     @property
     def _source(self) -> Source:
         return self._divided[0]
