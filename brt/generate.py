@@ -115,7 +115,7 @@ def main() -> None:
     if FLAGS.save_memory:
         say(
             f"{FLAGS.save_memory} has read {memory.position_B[0]:,} tokens and takes "
-            f"{_size(FLAGS.save_memory):,} bytes, however many they are"
+            f"{file_size(expanded(FLAGS.save_memory)):,} bytes, however many they are"
         )
 
 
@@ -182,10 +182,6 @@ def _content(path):
         return read_bytes(path)
     data = FileBytes(path, "Run the same command again.")
     return data if len(data) > LONG else data[:]
-
-
-def _size(path):
-    return file_size(expanded(path))
 
 
 def _check_writable(path, rows):

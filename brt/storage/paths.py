@@ -89,9 +89,6 @@ class RemotePath:
         above = self._url.rpartition("/")[0]
         return self if above.endswith("/") else RemotePath(above)
 
-    def with_name(self, name: str) -> "RemotePath":
-        return self.parent / name
-
     def absolute(self) -> "RemotePath":
         return self
 
