@@ -76,7 +76,9 @@ def test_a_cell_that_is_switched_off_leaves_its_bindings_unread(folder, monkeypa
     warned = []
     monkeypatch.setattr(logging, "warning", lambda text, *words: warned.append(text % words))
     path = plain_config(folder, *CELL)
-    assert built(path).model.layers[0].num_states == 3 and not warned
+    experiment = built(path)
+    assert experiment.model.layers[0].num_states == 3 and not warned
+    assert experiment.bindings["RecurrentCell.gate"] == "'lstm'"
     experiment = built(path, OFF)
     again, sweep = folder / "config.gin", folder / "sweep.gin"
     again.write_text(gin.config_str())
@@ -100,12 +102,6 @@ def test_what_is_switched_off_excuses_nothing_else(folder):
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if not line.startswith(LAYERS)))
     assert "RecurrentCell.gate is bound" in message(built, path)  # off by default, not by a line
-
-
-def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
-    lines = ["BlockRecurrentTransformer.recurrent_layers = (0,)", "RecurrentCell.gate = 'lstm'"]
-    experiment = built(plain_config(folder, *lines))
-    assert experiment.bindings["RecurrentCell.gate"] == "'lstm'"
 
 
 def test_evaluation_bindings_count_as_read_while_training(folder):
