@@ -16,14 +16,12 @@ from brt import command_line, evaluate, prepare, train
 from brt.__main__ import COMMANDS
 from brt.training.records.run_folder import read_metrics
 
-CELL = ("RecurrentCell",)
-
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A folder with a config of the smallest model and its token stores."""
     folder = tmp_path_factory.mktemp("prepared")
-    build(write_config(folder, *PLAIN, without=CELL))
+    build(write_config(folder, *PLAIN))
     return folder
 
 

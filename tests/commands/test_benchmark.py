@@ -21,7 +21,8 @@ from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (
-    *bound("BlockRecurrentTransformer", recurrent_layers=(), memorizing_layers=(0,)),
+    *PLAIN,
+    *bound("BlockRecurrentTransformer", memorizing_layers=(0,)),
     *bound("ExternalMemory", size=65_536, neighbours=4),
 )
 SECONDS = {"slide": 0.5, "again": 0.5, "rec": 0.625, "memorizing": 1.0}
@@ -33,9 +34,8 @@ def configs(tmp_path_factory):
     """Paths of tiny configs by name; none is named as a system of the paper."""
     folder, files = tmp_path_factory.mktemp("configs"), {}
     for name, lines in (("slide", PLAIN), ("rec", ()), ("memorizing", MEMORIZING)):
-        without = () if name == "rec" else ("RecurrentCell",)
         files[name] = str(folder / f"{name}.gin")
-        shutil.move(write_config(folder, *lines, without=without), files[name])
+        shutil.move(write_config(folder, *lines), files[name])
     files["again"] = str(folder / "again.gin")
     shutil.copy(files["slide"], files["again"])
     return files

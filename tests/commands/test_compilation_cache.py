@@ -90,7 +90,7 @@ def test_a_run_that_is_started_again_compiles_no_step(tmp_path, monkeypatch):
 
     A third one finds every entry cut short, as by a kill.
     """
-    path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
+    path = write_config(tmp_path, *PLAIN)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     environment = quick_environment() | {"XDG_CACHE_HOME": str(tmp_path / "caches")}
     compiled = tmp_path / "caches" / "brt" / "compiled"

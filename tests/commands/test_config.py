@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def plain_config(folder, *lines, without=()):
-    return write_config(folder, *PLAIN, *lines, without=("RecurrentCell", *without))
+    return write_config(folder, *PLAIN, *lines, without=without)
 
 
 def built(path, *bindings):

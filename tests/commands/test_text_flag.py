@@ -21,7 +21,7 @@ def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [*PLAIN, "BlockRecurrentTransformer.vocabulary_size = %vocabulary_size"]
     lines += ["Trainer.steps = 2", "Trainer.eval_every = 0"]
-    return write_config(tmp_path, *lines, without=("RecurrentCell",))
+    return write_config(tmp_path, *lines)
 
 
 def texts(path, split):

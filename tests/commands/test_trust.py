@@ -154,7 +154,7 @@ def run_folder(here):
     """A run folder whose config imports a module next to it."""
     folder = here / "run"
     folder.mkdir()
-    text = "import hostile\n" + write_config(here, *PLAIN, without=("RecurrentCell",)).read_text()
+    text = "import hostile\n" + write_config(here, *PLAIN).read_text()
     (folder / "config.gin").write_text(text)
     (folder / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.0}\n')
     return folder

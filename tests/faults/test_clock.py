@@ -36,7 +36,7 @@ def events_by_file(folder):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clock")
-    return build(write_config(folder, *BINDINGS, without=("RecurrentCell",)))
+    return build(write_config(folder, *BINDINGS))
 
 
 def test_a_clock_that_is_set_back_changes_nothing_of_a_run(tiny, tmp_path, monkeypatch):

@@ -29,7 +29,6 @@ BINDINGS = (
     "Trainer.eval_every = 4",
     *bound("Evaluation", max_steps=3, cleared=False),
 )
-WITHOUT = ("RecurrentCell",)
 
 
 class Disk:
@@ -72,7 +71,7 @@ def disk(tmp_path):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("full")
-    return build(write_config(folder, *BINDINGS, without=WITHOUT))
+    return build(write_config(folder, *BINDINGS))
 
 
 @pytest.fixture(scope="module")

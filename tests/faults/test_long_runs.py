@@ -18,7 +18,7 @@ def test_500_evaluations_open_no_files_and_keep_little_memory(tmp_path):
         *bound("CheckpointPolicy", every=25, keep_last=1),
         "Trainer.eval_every = 1",
     )
-    tiny = build(write_config(tmp_path, without=("RecurrentCell",)), *bindings)
+    tiny = build(write_config(tmp_path), *bindings)
     seen = []
 
     def look(step, state, batch):

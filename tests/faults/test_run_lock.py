@@ -191,9 +191,7 @@ def test_an_owner_notices_that_its_lock_was_removed(tmp_path, bucket, storage):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     lines = ("CheckpointPolicy.every = 4", "Trainer.log_every = 1")
-    return build(
-        write_config(tmp_path_factory.mktemp("tiny"), *PLAIN, *lines, without=("RecurrentCell",))
-    )
+    return build(write_config(tmp_path_factory.mktemp("tiny"), *PLAIN, *lines))
 
 
 def test_a_folder_in_training_can_only_be_evaluated(tiny, tmp_path, monkeypatch, capsys):

@@ -16,7 +16,6 @@ from tiny_run import PLAIN, write_config
 from brt.training.records import run_lock
 from brt.training.records.run_lock import FolderInUse, RunLock
 
-SMALLEST = {"without": ("RecurrentCell",)}
 TRAIN = ("brt.train", "--workdir=run")
 PREPARE = ("brt.prepare", "--splits=train")
 EVALUATE = ("brt.evaluate", "--workdir=run")
@@ -27,7 +26,7 @@ STREAMS = ("2>&-", ">&-", "<&- >&- 2>&-", "<&-", ">/dev/full", "2>/dev/full", ">
 @both
 def test_a_command_runs_with_any_streams_or_names_the_bad_one(scale, tmp_path):
     tally = Tally("streams")
-    path = write_config(tmp_path, *PLAIN, **SMALLEST)
+    path = write_config(tmp_path, *PLAIN)
     cases = [(PREPARE, "2>&-"), (PREPARE, ">/dev/full")]
     if scale:
         cases = [(line, how) for line in (PREPARE, TRAIN, EVALUATE, REPORT) for how in STREAMS]

@@ -69,7 +69,7 @@ RecurrentCell.num_states = 5
 """
 
 PLAIN = ("BlockRecurrentTransformer.recurrent_layers = ()",)
-"""Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
+"""Bindings of the smallest model, without a state."""
 
 TWO_LAYERS = (
     "BlockRecurrentTransformer.num_layers = 2",
@@ -121,8 +121,10 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
 
     Args:
         lines: come after the file's own, so they override them.
-        without: beginnings of lines to leave out.
+        without: beginnings of lines to leave out; with `PLAIN`, those of the cell are, too.
     """
+    if {*PLAIN} <= {*lines}:
+        without = (*without, "RecurrentCell")
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
     paths = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']

@@ -204,7 +204,7 @@ def test_training_does_without_tensorflow(tmp_path):
         "Corpus.source = @TfdsText()",
         *bound("TfdsText", name="books", text_feature="book_text", data_dir=f"{tmp_path}/tfds"),
         "Trainer.steps = 2",
-        without=("RecurrentCell", "Corpus.source", "TextFiles"),
+        without=("Corpus.source", "TextFiles"),
     )
     flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}"]
     assert "no TensorFlow here" in python(WATCHED, *flags, XLA_FLAGS="")  # one device

@@ -129,7 +129,7 @@ def bytes_read():
 
 
 def test_training_and_evaluation_open_no_damaged_store(tmp_path):
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
+    tiny = build(write_config(tmp_path, *PLAIN))
     for split in ("train", "validation"):
         tiny.experiment.open_store(split)
         tokens = tmp_path / "stores" / split / FIRST / "tokens.bin"
@@ -152,7 +152,7 @@ def hashed(monkeypatch):
 
 
 def test_every_file_of_a_small_store_is_hashed_once(tmp_path, hashed):
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
+    tiny = build(write_config(tmp_path, *PLAIN))
     store = tiny.experiment.open_store("train")
     for _ in range(2):
         assert len(store.tokens(0)) and store.titles()
