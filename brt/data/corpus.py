@@ -57,10 +57,6 @@ class Corpus:
     def corpora(self) -> list["Corpus"]:
         return [self]
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self.vocabulary.size
-
     def path(self, split: str) -> AnyPath:
         return self.store / check_split(split)
 
@@ -201,4 +197,4 @@ class Corpus:
 
 @configurable
 def corpus_vocabulary_size() -> int:
-    return Corpus().vocabulary_size  # type: ignore[call-arg]  # bound by gin
+    return Corpus().vocabulary.size  # type: ignore[call-arg]  # bound by gin

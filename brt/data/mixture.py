@@ -50,10 +50,6 @@ class Mixture:
     def vocabulary(self) -> Vocabulary:
         return self.corpora[0].vocabulary
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self.vocabulary.size
-
     def exists(self, split: str) -> bool:
         return all(corpus.exists(split) for corpus in self.corpora)
 

@@ -44,7 +44,7 @@ def settings(experiment: Experiment) -> str:
     width = max(map(len, experiment.bindings))
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
     try:
-        lines += ["", f"vocabulary: {corpus.vocabulary_size:,} ids"]
+        lines += ["", f"vocabulary: {corpus.vocabulary.size:,} ids"]
     except (OSError, ValueError, MissingExtra):  # `check_data` says why
         lines += ["", "vocabulary: cannot be opened"]
     for split in dict.fromkeys(("train", experiment.evaluation.split)):

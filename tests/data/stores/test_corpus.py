@@ -53,7 +53,7 @@ def test_a_split_is_prepared_then_opened(tmp_path):
     store = corpus.open("train")
     assert bytes(store.tokens(0).tolist()) == b"hello"
     assert store.manifest["source"] == {"source": "Lines", "split": "train"}
-    assert corpus.vocabulary_size == 256
+    assert corpus.vocabulary.size == 256
 
 
 def test_a_missing_store_gives_the_command(tmp_path):
@@ -213,7 +213,7 @@ def test_a_source_may_bring_its_vocabulary(tmp_path):
     task = RecallTask(num_documents=3)
     corpus = Corpus(str(tmp_path), task)
     corpus.prepare("train", quiet=True)
-    assert corpus.vocabulary_size == task.vocabulary.size
+    assert corpus.vocabulary.size == task.vocabulary.size
     store = corpus.open("train")
     for d, document in enumerate(task.documents("train")):
         assert np.array_equal(store.tokens(d), document.tokens)
