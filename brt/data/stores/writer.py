@@ -160,20 +160,18 @@ class ShardWriter:
                 f"Document {document.title!r} has {tokens} tokens but weights of shape "
                 f"{np.shape(weights)}: give one weight a token."
             )
-        if misfit := misfit_of_weights(np.asarray(weights)):
-            raise ValueError(f"Document {document.title!r} has weights of which {misfit}.")
-        self._weights(np.asarray(weights, WEIGHT).tobytes())
+        weights = np.asarray(weights)
+        is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # also true for NaN
+        if is_bad.any():
+            raise ValueError(
+                f"Document {document.title!r} has weights of which one is {weights[is_bad][0]:g}, "
+                f"and they must be from 0 to {MAX_WEIGHT:,}."
+            )
+        self._weights(weights.astype(WEIGHT).tobytes())
 
     def _add_ones(self, count: int) -> None:
         for start in range(0, count, PIECE):
             self._weights(np.ones(min(PIECE, count - start), WEIGHT).tobytes())
-
-
-def misfit_of_weights(weights: np.ndarray) -> str:
-    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # also true for NaN
-    if not is_bad.any():
-        return ""
-    return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MAX_WEIGHT:,}"
 
 
 def document_digest(document: Document) -> bytes:

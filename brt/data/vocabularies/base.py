@@ -168,23 +168,20 @@ class SentencePieceVocabulary(FileVocabulary):
 
     @functools.cached_property
     def _model(self) -> "tuple[SentencePieceProcessor, str]":
+        from sentencepiece import SentencePieceProcessor
+
         binding = "Corpus.vocabulary (or SentencePieceVocabulary.model_file)"
         data = read_vocabulary_file(self.file, "SentencePiece model", binding)
-        advice = f"bind {binding} to a file made by SentencePiece's trainer."
-        return sentencepiece_model(data, self.file, advice), hashlib.sha256(data).hexdigest()
-
-
-def sentencepiece_model(data: bytes, path: str, advice: str) -> "SentencePieceProcessor":
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        if not data:  # the library accepts an empty model
-            raise RuntimeError
-        return SentencePieceProcessor(model_proto=data)
-    except RuntimeError:
-        raise ValueError(
-            f"{path} is not a SentencePiece model ({len(data)} bytes): {advice}"
-        ) from None
+        try:
+            if not data:  # the library accepts an empty model
+                raise RuntimeError
+            processor = SentencePieceProcessor(model_proto=data)
+        except RuntimeError:
+            raise ValueError(
+                f"{self.file} is not a SentencePiece model ({len(data)} bytes): bind {binding} to "
+                "a file made by SentencePiece's trainer."
+            ) from None
+        return processor, hashlib.sha256(data).hexdigest()
 
 
 def joint_digest(*contents: bytes) -> str:

@@ -28,14 +28,6 @@ class Report(NamedTuple):
     lost: list[str]
     missing: list[str]
 
-    @property
-    def bytes_per_token(self) -> float:
-        return self.bytes / self.tokens
-
-    @property
-    def tokens_per_word(self) -> float:
-        return self.tokens / max(self.words, 1)
-
     def __str__(self) -> str:
         vocabulary = self.vocabulary
         special = [f"{name} {number}" for name, number in vocabulary.special_ids.items()]
@@ -45,8 +37,8 @@ class Report(NamedTuple):
             ("size", f"{vocabulary.size:,}"),
             ("special ids", ", ".join(special[:8] + more) or "none"),
             ("sample", f"{self.bytes:,} bytes, {self.words:,} words, {self.tokens:,} tokens"),
-            ("bytes per token", f"{self.bytes_per_token:.4f}"),
-            ("tokens per word", f"{self.tokens_per_word:.4f}"),
+            ("bytes per token", f"{self.bytes / self.tokens:.4f}"),
+            ("tokens per word", f"{self.tokens / self.words:.4f}"),
             ("unknown tokens", f"{self.unknown:,} ({self.unknown / self.tokens:.3%}), scored"),
             *((f"{name} survive", "no" if name in self.lost else "yes") for name in SEPARATORS),
             ("sample comes back", "unchanged" if self.exact else f"changed: {self._reason()}"),
