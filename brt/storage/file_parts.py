@@ -2,11 +2,12 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-from brt.storage.paths import AnyPath, RemotePath
+from brt.storage.paths import AnyPath, RemotePath, file_size
 from brt.storage.regular_files import open_regular
 
 PIECE = 2**20
@@ -67,24 +68,6 @@ class FileBytes:
         return -1
 
 
-class RemoteBytes:
-    """As `FileBytes`, of a bucket's object; each slice is a request."""
-
-    def __init__(self, path: RemotePath, advice: str):
-        self.path = path
-        self._advice = advice
-        self._size = path.size()
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, start: int, size: int) -> bytes:
-        data = self.path.read_part(start, size) if size else b""
-        if len(data) != size:
-            raise CutShort(f"{self.path} was cut short while it was read. {self._advice}")
-        return data
-
-
 class FileArray:
     """A file of numbers as an array of one axis, read by slices.
 
@@ -94,18 +77,24 @@ class FileArray:
 
     def __init__(self, path: AnyPath | str | os.PathLike, dtype: np.dtype, advice: str):
         self.dtype = dtype
-        self._bytes: FileBytes | RemoteBytes
         if isinstance(path, RemotePath):
-            self._bytes = RemoteBytes(path, advice)
+            self._read: Callable[[int, int], bytes] = partial(_read_object, path, advice)
         else:
-            self._bytes = FileBytes(path, advice)
+            self._read = FileBytes(path, advice).read
         self._itemsize = dtype.itemsize
-        self._count = len(self._bytes) // dtype.itemsize
+        self._count = file_size(path) // dtype.itemsize
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(self._count)
         size = max(stop - start, 0) * self._itemsize
-        return np.frombuffer(self._bytes.read(start * self._itemsize, size), self.dtype)
+        return np.frombuffer(self._read(start * self._itemsize, size), self.dtype)
+
+
+def _read_object(path: RemotePath, advice: str, start: int, size: int) -> bytes:
+    data = path.read_part(start, size) if size else b""
+    if len(data) != size:
+        raise CutShort(f"{path} was cut short while it was read. {advice}")
+    return data
 
 
 def pieces(data: bytes | FileBytes) -> Iterator[bytes]:
