@@ -41,13 +41,25 @@ def is_part(module: str, packages: Sequence[str]) -> bool:
     return any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 
-def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
-    """Yields the statements of a gin text; refuses includes of URLs and other files.
+class Reference(str):
+    """A reference or macro as it is written: `@Corpus()`, `%LENGTH`."""
 
-    delegate: makes the values of references and macros.
-    """
+    def __repr__(self):
+        return str(self)
+
+
+class _AsText(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
+
+    def macro(self, macro_name):
+        return Reference(f"%{macro_name}")
+
+
+def statements(text: str) -> Iterator[Any]:
+    """Yields the statements of a gin text; refuses includes of URLs and other files."""
     try:
-        for statement in config_parser.ConfigParser(text, delegate):
+        for statement in config_parser.ConfigParser(text, _AsText()):
             if isinstance(statement, config_parser.IncludeStatement):
                 _check_include(statement.filename)
             yield statement
@@ -74,7 +86,7 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
     """
     names = []
     register(text)
-    for statement in statements(text, _Nothing()):
+    for statement in statements(text):
         if isinstance(statement, config_parser.BindingStatement):
             names.append(name_of(statement.scope, statement.selector, statement.arg_name))
         if not isinstance(statement, config_parser.ImportStatement):
@@ -95,14 +107,6 @@ def name_of(scope: str, selector: str, parameter: str) -> str:
     name = selector.rpartition(".")[2]
     name = f"{scope}/{name}" if scope else name
     return f"{name}.{parameter}" if parameter else name
-
-
-class _Nothing(config_parser.ParserDelegate):
-    def configurable_reference(self, scoped_configurable_name, evaluate):
-        return None
-
-    def macro(self, macro_name):
-        return None
 
 
 def gin_text(path: str | os.PathLike, sizes: list[int]) -> str:

@@ -9,24 +9,11 @@ from typing import Any
 from gin import config_parser
 
 from brt.bindings.bound_values import MOST_VALUES, expanded
-from brt.bindings.gin_files import gin_text, name_of, statements
+from brt.bindings.gin_files import Reference, gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
 ROOT = configs_root()
-
-
-class Reference(str):
-    def __repr__(self):
-        return str(self)
-
-
-class _AsText(config_parser.ParserDelegate):
-    def configurable_reference(self, scoped_configurable_name, evaluate):
-        return Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
-
-    def macro(self, macro_name):
-        return Reference(f"%{macro_name}")
 
 
 def read_gin(
@@ -42,7 +29,7 @@ def read_gin(
     """
     settings: dict[str, Any] = {}
     sizes = [] if sizes is None else sizes
-    for statement in statements(text, _AsText()):
+    for statement in statements(text):
         if isinstance(statement, config_parser.IncludeStatement):
             settings |= read_gin_file(statement.filename, imports, search_paths, sizes)
         elif isinstance(statement, config_parser.BindingStatement):
