@@ -11,8 +11,9 @@ from brt.data.extras import MissingExtra
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
+from brt.data.stores.distributed import JobRunner
 from brt.data.stores.layout import FILES, vocabulary_entry, vocabulary_text
-from brt.data.stores.shards import ShardRunner, documents_of
+from brt.data.stores.shards import documents_of
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
@@ -69,7 +70,7 @@ class Corpus:
         quiet: bool = False,
         workers: int | None = None,
         shard_bytes: int | None = None,
-        runner: ShardRunner | None = None,
+        runner: JobRunner | None = None,
     ) -> None:
         """Makes a split's store, unless a fitting one exists; arguments as of `write_store`.
 
@@ -141,7 +142,7 @@ class Corpus:
         except ABSENT:
             return False
 
-    def _check_source(self, runner: ShardRunner | None) -> None:
+    def _check_source(self, runner: JobRunner | None) -> None:
         ours = vocabulary_entry(self.vocabulary)  # fails before any work
         theirs = vocabulary_entry(as_vocabulary(self.source.vocabulary) or self.vocabulary)
         name = type(self.source).__name__

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -223,17 +223,6 @@ class ShardMaker:
             ) from None
         except ValueError as error:
             raise ValueError(f"{error} It was read from {files}.") from error
-
-
-class ShardRunner(Protocol):
-    """Makes the shards of a store, here or on other machines."""
-
-    def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes the missing shards.
-
-        Yields:
-            For each run, in any order: whether its shard is new, and its shard.json.
-        """
 
 
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:

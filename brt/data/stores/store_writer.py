@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from brt.data.sources.base import Document
+from brt.data.stores.distributed import JobRunner
 from brt.data.stores.layout import (
     COUNTS,
     FORMAT,
@@ -29,14 +30,8 @@ from brt.data.stores.layout import (
     vocabulary_entry,
 )
 from brt.data.stores.own_folders import UNFINISHED, claim, remove
-from brt.data.stores.shards import (
-    ListedDocuments,
-    ShardMaker,
-    ShardRunner,
-    StreamedDocuments,
-    key_of,
-)
-from brt.data.stores.worker_pool import WorkerPool
+from brt.data.stores.shards import ListedDocuments, ShardMaker, StreamedDocuments, key_of
+from brt.data.stores.worker_pool import make_in_processes
 from brt.data.vocabularies.base import Vocabulary
 from brt.host.progress import Progress
 from brt.storage.json_files import Fields, read_json_lines
@@ -52,7 +47,7 @@ def write_store(
     quiet: bool = False,
     workers: int = 1,
     shard_bytes: int | None = None,
-    runner: ShardRunner | None = None,
+    runner: JobRunner | None = None,
 ) -> dict:
     """Writes documents to a new token store and returns its manifest.
 
@@ -77,7 +72,8 @@ def write_store(
     try:
         maker = ShardMaker(folder.absolute(), vocabulary, documents.source)
         runs = documents.runs(key_of(vocabulary, source_description), shard_bytes)
-        shards = _observed((runner or WorkerPool(workers)).make(maker, runs), progress)
+        made = runner.make(maker, runs) if runner else make_in_processes(workers, maker, runs)
+        shards = _observed(made, progress)
         documents.check_unchanged()
         if not shards:
             raise ValueError(

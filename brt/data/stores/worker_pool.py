@@ -19,46 +19,46 @@ MAX_SENT_BYTES = 2**26
 """Larger documents of a stream are encoded in this process."""
 
 
-class WorkerPool:
-    """Makes shards in `workers` processes; for one worker or one run, in this process."""
+def make_in_processes(
+    workers: int, maker: ShardMaker, runs: Iterable[Run]
+) -> Iterator[tuple[bool, dict]]:
+    """Makes missing shards in `workers` processes; for one worker or one run, in this process.
 
-    def __init__(self, workers: int):
-        self.workers = workers
+    Yields:
+        For each run, in any order: whether its shard is new, and its shard.json.
+    """
+    runs = iter(runs)
+    first = list(islice(runs, 2 if workers > 1 else 0))
+    setup = pickled(maker) if len(first) == 2 else None
+    runs = chain(first, runs)
+    try:
+        yield from _make_in_pool(workers, maker, setup, runs) if setup else _make_here(maker, runs)
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            f"A worker that prepared {maker.folder} was killed, perhaps for want of memory: run "
+            "the same command again, with a smaller --workers if need be. Finished shards are kept."
+        ) from None
 
-    def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        runs = iter(runs)
-        first = list(islice(runs, 2 if self.workers > 1 else 0))
-        setup = pickled(maker) if len(first) == 2 else None
-        runs = chain(first, runs)
-        try:
-            yield from self._make_in_pool(maker, setup, runs) if setup else _make_here(maker, runs)
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                f"A worker that prepared {maker.folder} was killed, perhaps for want of memory: "
-                "run the same command again, with a smaller --workers if need be. Finished shards "
-                "are kept."
-            ) from None
 
-    def _make_in_pool(
-        self, maker: ShardMaker, setup: bytes, runs: Iterator[Run]
-    ) -> Iterator[tuple[bool, dict]]:
-        pending: set[Future] = set()
-        spawn = get_context("spawn")
-        with ProcessPoolExecutor(self.workers, spawn, _set_up, (setup,)) as pool:
-            for run in runs:
-                if summary := maker.finished(run):
-                    yield False, summary
-                elif maker.source is None and (
-                    run.size > MAX_SENT_BYTES or any(d.tokens is not None for d in run.documents)
-                ):
-                    yield True, maker.make(run)
-                else:
-                    with _main_module_hidden():
-                        pending.add(pool.submit(_make, run))
-                if len(pending) > self.workers:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from ((True, future.result()) for future in done)
-            yield from ((True, future.result()) for future in as_completed(pending))
+def _make_in_pool(
+    workers: int, maker: ShardMaker, setup: bytes, runs: Iterator[Run]
+) -> Iterator[tuple[bool, dict]]:
+    pending: set[Future] = set()
+    with ProcessPoolExecutor(workers, get_context("spawn"), _set_up, (setup,)) as pool:
+        for run in runs:
+            if summary := maker.finished(run):
+                yield False, summary
+            elif maker.source is None and (
+                run.size > MAX_SENT_BYTES or any(d.tokens is not None for d in run.documents)
+            ):
+                yield True, maker.make(run)
+            else:
+                with _main_module_hidden():
+                    pending.add(pool.submit(_make, run))
+            if len(pending) > workers:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from ((True, future.result()) for future in done)
+        yield from ((True, future.result()) for future in as_completed(pending))
 
 
 def _make_here(maker: ShardMaker, runs: Iterator[Run]) -> Iterator[tuple[bool, dict]]:
