@@ -14,7 +14,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 from gin_settings import bound
-from tiny_run import TWO_LAYERS, ended, records, start_several, write_config
+from tiny_run import TWO_LAYERS, TXL, ended, records, start_several, write_config
 
 from brt import command_line
 from brt.host import processes
@@ -165,11 +165,11 @@ def test_processes_stop_early_with_the_same_best_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_of_attention_is_the_same_over_two_processes(tmp_path):
-    sizes = dict(num_layers=2, width=12, num_heads=2, head_size=4, feed_forward_size=16)
     path = write_config(
         tmp_path,
-        *bound("Trainer", model="@TransformerXL", mesh=(1, -1), steps=2, eval_every=2),
-        *bound("TransformerXL", vocabulary_size=256, memory_length=24, **sizes),
+        *TXL,
+        *bound("Trainer", mesh=(1, -1), steps=2, eval_every=2),
+        *bound("TransformerXL", num_layers=2, memory_length=24),
         "Evaluation.max_steps = 1",
         without=("BlockRecurrentTransformer", "RecurrentCell"),
     )

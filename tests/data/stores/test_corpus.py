@@ -1,6 +1,7 @@
 """Corpora: prepared once, opened anywhere, and refused when they do not fit the config."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -26,22 +27,25 @@ class Upper(ByteVocabulary):
 
 
 class Lines(Source):
-    """A source of one document, which counts how often it was read."""
+    """A source of one document."""
 
     def __init__(self, text=b"text", **extra):
         self.text = text
         self.extra = extra
-        self.reads = 0
 
     def documents(self, split):
-        self.reads += 1
         yield Document(split, self.text)
 
-    def description(self, split):
-        return {"source": "Lines", "split": split, **self.extra}
+    def settings(self):
+        return self.extra
 
-    def count(self, split):
-        return 1
+
+def books(folder, count=3):
+    """A folder of so many texts."""
+    folder.mkdir()
+    for n in range(count):
+        (folder / f"{n:03}.txt").write_text(f"book {n}" * 50)
+    return str(folder)
 
 
 def test_a_split_is_prepared_then_opened(tmp_path):
@@ -104,23 +108,17 @@ def test_a_store_knows_its_texts_by_name_and_size_not_by_path(tmp_path, monkeypa
 
 
 def test_a_store_opens_where_its_source_is_gone(tmp_path):
-    (tmp_path / "books").mkdir()
-    for n in range(3):
-        (tmp_path / "books" / f"{n}.txt").write_text("text")
-    for source in [
-        TextFiles(str(tmp_path / "books")),
-        SourceTree(str(tmp_path / "books"), suffixes=(".txt",)),
-    ]:
-        corpus = Corpus(str(tmp_path / type(source).__name__), source, ByteVocabulary())
+    folder = books(tmp_path / "books")
+
+    def corpora(suffixes):
+        for source in (TextFiles(folder), SourceTree(folder, suffixes)):
+            yield Corpus(str(tmp_path / type(source).__name__), source, "bytes")
+
+    for corpus in corpora((".txt",)):
         corpus.prepare("train", quiet=True)
-    for path in (tmp_path / "books").iterdir():
-        path.unlink()
-    for source in [
-        TextFiles(str(tmp_path / "books")),
-        SourceTree(str(tmp_path / "books"), suffixes=[".txt"]),
-    ]:
-        store = str(tmp_path / type(source).__name__)
-        Corpus(store, source, ByteVocabulary()).open("train")
+    shutil.rmtree(folder)
+    for corpus in corpora([".txt"]):
+        corpus.open("train")
 
 
 @pytest.fixture
@@ -141,10 +139,8 @@ def warnings(monkeypatch):
 
 @pytest.mark.parametrize("wrap", [lambda source: source, GutenbergText])
 def test_texts_changed_since_preparation_are_warned_of(tmp_path, warnings, wrap):
-    (tmp_path / "books").mkdir()
-    for n in range(3):
-        (tmp_path / "books" / f"{n}.txt").write_text("text")
-    corpus = Corpus(str(tmp_path / "s"), wrap(TextFiles(str(tmp_path / "books"))), "bytes")
+    source = TextFiles(books(tmp_path / "books"))
+    corpus = Corpus(str(tmp_path / "s"), wrap(source), "bytes")
     later = time.time_ns() + 10**12
 
     def said():
@@ -152,11 +148,11 @@ def test_texts_changed_since_preparation_are_warned_of(tmp_path, warnings, wrap)
         return warnings()
 
     assert said() == [] and said() == []
-    os.utime(tmp_path / "books" / "1.txt", ns=(later, later))
+    os.utime(tmp_path / "books" / "001.txt", ns=(later, later))
     (warning,) = said()
-    assert f"{tmp_path}/books/1.txt is newer" in warning and f"{tmp_path}/s/train may" in warning
+    assert f"{tmp_path}/books/001.txt is newer" in warning and f"{tmp_path}/s/train may" in warning
     assert "Corpus.store" in warning
-    (tmp_path / "books" / "1.txt").unlink()
+    (tmp_path / "books" / "001.txt").unlink()
     (warning,) = said()
     assert "2 documents" in warning and "3" in warning
     for path in (tmp_path / "books").iterdir():
@@ -223,9 +219,7 @@ def test_a_source_may_bring_its_vocabulary(tmp_path):
 
 
 def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
-    (tmp_path / "books").mkdir()
-    for n in range(300):
-        (tmp_path / "books" / f"{n:03}.txt").write_text(f"book {n}" * 50)
+    folder = books(tmp_path / "books", 300)
     program = """if True:
         import sys
         from brt.data.corpus import Corpus
@@ -236,7 +230,7 @@ def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
         Corpus(sys.argv[1], TextFiles(sys.argv[2]), ByteVocabulary()).prepare("train")
         assert not {"jax", "tensorflow", "sentencepiece"} & set(sys.modules)
     """
-    command = [sys.executable, "-c", program, str(tmp_path / "stores"), str(tmp_path / "books")]
+    command = [sys.executable, "-c", program, str(tmp_path / "stores"), folder]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
@@ -246,8 +240,6 @@ def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
     for process in processes:
         process.communicate(timeout=60)
     assert [process.returncode for process in processes] == [0, 0, 0]
-    store = Corpus(
-        str(tmp_path / "stores"), TextFiles(str(tmp_path / "books")), ByteVocabulary()
-    ).open("train")
+    store = Corpus(str(tmp_path / "stores"), TextFiles(folder), "bytes").open("train")
     assert store.titles() == [f"{n:03}" for n in range(300)]
     assert {path.name for path in (tmp_path / "stores").iterdir()} == {"train", ".train.lock"}

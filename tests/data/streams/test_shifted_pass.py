@@ -5,8 +5,9 @@ import math
 import jax
 import numpy as np
 import pytest
+from gin_settings import bound
 from stores import FIRST, RAGGED, make_store
-from tiny_run import build, one_device, random_params, write_config
+from tiny_run import TXL, build, one_device, random_params, write_config
 
 from brt.data.streams.select import evaluation_pass
 from brt.data.streams.shifted import ShiftedPass
@@ -15,16 +16,9 @@ from brt.evaluation.evaluator import Evaluator
 
 T = 8
 VANILLA = (
-    "Trainer.model = @TransformerXL",
-    "TransformerXL.vocabulary_size = 256",
-    "TransformerXL.num_layers = 2",
-    "TransformerXL.width = 12",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 4",
-    "TransformerXL.feed_forward_size = 16",
-    "TransformerXL.memory_length = 0",
-    "Evaluation.segment_length = 8",
-    "Evaluation.tokens_per_step = 320",
+    *TXL,
+    *bound("TransformerXL", num_layers=2, memory_length=0),
+    *bound("Evaluation", segment_length=8, tokens_per_step=320),
 )
 
 
