@@ -1,6 +1,7 @@
 """The notebooks are clean, name what exists, and run from top to bottom at toy size."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -49,11 +50,15 @@ def test_a_notebook_is_stripped_and_starts_with_an_installation(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_a_notebook_imports_of_brt_exists(path):
-    for cell in code_of(path):
-        for node in ast.walk(ast.parse(without_magics(cell))):
+def test_what_a_notebook_names_exists(path):
+    for code in code_of(path):
+        for node in ast.walk(ast.parse(without_magics(code))):
             if isinstance(node, ast.ImportFrom) and node.module.startswith("brt"):
                 exec(ast.unparse(node), {})
+        for module in re.findall(r"python -m (brt[\w.]*)", code):
+            assert importlib.util.find_spec(module), module
+        for file in re.findall(r"configs/[\w/]+\.gin", code):
+            assert (ROOT / file).exists(), file
 
 
 def test_the_notebook_of_the_page_is_up_to_date():
@@ -125,17 +130,6 @@ def test_this_python_passes_the_look_at_its_devices(capsys):
     assert f"JAX {jax.__version__}" in capsys.readouterr().out
     assert jax.__version__ in install["allowed_jax"]()
     assert install["jax_packages"]()["jax"] == jax.__version__
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebooks_python_parses_and_its_files_exist(path):
-    for code in code_of(path):
-        ast.parse(without_magics(code))
-        for module in re.findall(r"(?:python -m|from) (brt[\w.]*)", code):
-            name = module.replace(".", "/")
-            assert (ROOT / f"{name}.py").exists() or (ROOT / name).is_dir(), module
-        for file in re.findall(r"configs/[\w/]+\.gin", code):
-            assert (ROOT / file).exists(), file
 
 
 def executed(content, path, tmp_path):
