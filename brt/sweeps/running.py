@@ -145,11 +145,9 @@ def _run_one(run, number, devices, with_log):
     run.begin()
     variables = devices.get()
     try:
+        log = run.workdir / "log.txt" if with_log else None
         for module, *arguments in run.commands():
-            if with_log:
-                command(module, *arguments, log=run.workdir / "log.txt", variables=variables)
-            else:
-                command(module, *arguments)
+            command(module, *arguments, log=log, variables=variables)
     finally:
         devices.put(variables)
 
