@@ -82,12 +82,10 @@ def gather(
 def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Segment]:
     """Yields the tokens of one document as segments of one batch element."""
     tokens = np.asarray(tokens, np.int32)
-    count = -(-len(tokens) // segment_length)
-    inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)
-    weights = np.zeros(inputs.shape, np.float32)
-    inputs.reshape(-1)[: len(tokens)] = np.concatenate([[BEGIN], tokens[:-1]])
-    targets.reshape(-1)[: len(tokens)] = tokens
-    weights.reshape(-1)[: len(tokens)] = 1
-    for number in range(count):
-        starts = np.array([number == 0])
-        yield Segment(inputs[number], targets[number], weights[number], starts)
+    length = len(tokens)
+    batch = padding(-(-length // segment_length), 1, segment_length)
+    batch.inputs_KBT.reshape(-1)[:length] = np.concatenate([[BEGIN], tokens[:-1]])
+    batch.targets_KBT.reshape(-1)[:length] = tokens
+    batch.weights_KBT.reshape(-1)[:length] = 1
+    batch.starts_KB[1:] = False
+    yield from map(batch.segment, range(len(batch.starts_KB)))

@@ -20,7 +20,7 @@ Pretrained Transformers, section 5.4 (question in every window).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -56,23 +56,17 @@ class LabelledDocuments:
     words: Count = 16
 
 
-class Boundaries(NamedTuple):
-    """Tokens of the text in one segment: first, and one after the last."""
+def segment_boundaries(length: int, size: int, most: int, alignment: str = "right") -> list[range]:
+    """Cuts a text of `length` tokens into at most `most` segments of `size`; drops the rest.
 
-    start: int
-    stop: int
-
-
-def segment_boundaries(
-    length: int, size: int, most: int, alignment: str = "right"
-) -> list[Boundaries]:
-    """Cuts a text of `length` tokens into at most `most` segments of `size`; drops the rest."""
+    Returns the tokens of the text in each segment.
+    """
     length = min(length, size * most)
     if alignment == "center":
         size = -(-length // -(-length // size))
     first = (length - 1) % size + 1 if alignment == "right" else min(size, length)
     starts = [0, *range(first, length, size)]
-    return [Boundaries(*pair) for pair in zip(starts, [*starts[1:], length])]
+    return list(map(range, starts, [*starts[1:], length]))
 
 
 class LabelledSegments:
@@ -132,7 +126,7 @@ class LabelledSegments:
             )
         return checked
 
-    def boundaries(self, document: int) -> list[Boundaries]:
+    def boundaries(self, document: int) -> list[range]:
         length, size = int(self.texts_D[document]), int(self.sizes_D[document])
         return segment_boundaries(length, size, self.most, self.documents.alignment)
 
@@ -158,7 +152,7 @@ class LabelledSegments:
         batch.targets_KBT[k, b, : len(targets)] = targets[: self.length]
         batch.weights_KBT[k, b, : len(targets)] = weights[: self.length]
 
-    def _targets(self, document: int, part: Boundaries) -> list[int]:
+    def _targets(self, document: int, part: range) -> list[int]:
         annotation = self.annotations[document]
         if self.documents.targets == "classes":
             return [annotation["label"]]

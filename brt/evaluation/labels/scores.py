@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from brt.data.streams.labelled import SPAN, Boundaries, LabelledSegments
+from brt.data.streams.labelled import SPAN, LabelledSegments
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.labels.answer_scores import answer_figures, best_span
@@ -38,9 +38,7 @@ class LabelScore(Score):
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         return self.figures(sums) | {"truncated": self.segments.truncated}
 
-    def add_segment(
-        self, sums: Sums, document: int, part: Boundaries, answers_N: np.ndarray
-    ) -> None:
+    def add_segment(self, sums: Sums, document: int, part: range, answers_N: np.ndarray) -> None:
         """Adds the answers after any segment."""
 
     @abc.abstractmethod
@@ -142,12 +140,10 @@ class SpanScore(_AnswerScore):
 
     whole_only = True
 
-    def add_segment(
-        self, sums: Sums, document: int, part: Boundaries, answers_N: np.ndarray
-    ) -> None:
+    def add_segment(self, sums: Sums, document: int, part: range, answers_N: np.ndarray) -> None:
         T = self.segments.length
         first = self.segments.first_position(document)
-        allowed = slice(first, first + part.stop - part.start)
+        allowed = slice(first, first + len(part))
         span = best_span(answers_N[:T], answers_N[T : 2 * T], allowed, LONGEST_ANSWER)
         best = sums.setdefault("best", {})
         if span and (document not in best or span.score > best[document][0]):

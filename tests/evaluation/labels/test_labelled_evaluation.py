@@ -227,7 +227,7 @@ def test_the_best_span_of_all_segments_is_the_answer(tmp_path):
     ]
     texts = ["q?the ink", "q?the ink"]
     segments = segments_of(tmp_path / "s", texts, notes, 9, 3, "spans")  # four characters a segment
-    assert [tuple(b) for b in segments.boundaries(0)] == [(0, 4), (4, 7)]
+    assert segments.boundaries(0) == [range(4), range(4, 7)]
     score = label_score(segments, Letters())
     T = segments.length
 
