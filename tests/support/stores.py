@@ -1,6 +1,5 @@
 """Small token stores in which no id occurs twice, so that an id identifies its position."""
 
-import itertools
 import json
 from collections import Counter
 
@@ -10,7 +9,7 @@ from brt.data.sources.base import Document, Source
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
-from brt.data.vocabularies.base import BEGIN, ByteVocabulary, Vocabulary
+from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
 from brt.storage.regular_files import file_sha256
 
 W, N = 4, 12
@@ -98,52 +97,3 @@ def same(first, second):
 
 def joined(batches, axis):
     return Batch(*(np.concatenate(arrays, axis) for arrays in zip(*batches)))
-
-
-def plain_segments(store, document, length):
-    """The segments of one document, token by token: inputs, targets, weights, start."""
-    tokens = store.tokens(document).tolist()
-    weights = store.weights(document).tolist()
-    segments = []
-    previous = BEGIN
-    for at, (token, weight) in enumerate(zip(tokens, weights)):
-        if at % length == 0:
-            segments.append(([], [], [], at == 0))
-        inputs, targets, counts, _ = segments[-1]
-        inputs.append(previous)
-        targets.append(token)
-        counts.append(weight)
-        previous = token
-    for inputs, targets, counts, _ in segments:
-        for part in inputs, targets, counts:
-            part += [0] * (length - len(part))
-    return segments
-
-
-def read_row(store, batches, row, length, count):
-    """Follows one row for `count` segments and gives the documents it read, each in full."""
-    document_of = {int(store.tokens(d)[0]): d for d in range(store.num_documents)}
-    ahead = iter(
-        (
-            batch.inputs_KBT[k, row],
-            batch.targets_KBT[k, row],
-            batch.weights_KBT[k, row],
-            batch.starts_KB[k, row],
-        )
-        for batch in batches
-        for k in range(len(batch.starts_KB))
-    )
-    documents = []
-    while count > 0:
-        first = next(ahead)
-        document = document_of[int(first[1][0])]
-        expected = plain_segments(store, document, length)
-        for wanted, found in zip(expected, itertools.chain([first], ahead)):
-            assert found[0].tolist() == wanted[0]
-            assert found[1].tolist() == wanted[1]
-            assert found[2].tolist() == wanted[2]
-            assert found[3] == wanted[3]
-        documents.append(document)
-        count -= len(expected)
-    assert count == 0
-    return documents

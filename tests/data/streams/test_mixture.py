@@ -5,7 +5,7 @@ What this stream has in common with all others is in tests/laws/test_stream_laws
 
 import numpy as np
 import pytest
-from stores import RAGGED, N, plain_segments, read_row
+from stores import RAGGED, N, joined
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore, Mixture
@@ -29,13 +29,17 @@ def mixed(store_of):
 
 def documents_read(store, stream, row, segments):
     """Documents of a row, in order, of about so many segments; each was read whole."""
-    batches = [stream.batch(step) for step in range(segments + 30)]
-    length, count, documents = stream.segment_length, 0, []
     document_of = {int(store.tokens(d)[0]): d for d in range(store.num_documents)}
-    while count < segments:
-        documents.append(document_of[int(batches[count].targets_KBT[0, row, 0])])
-        count += len(plain_segments(store, documents[-1], length))
-    assert read_row(store, batches, row, length, count) == documents
+    documents, number = [], 0
+    while number < segments:
+        document = document_of[int(stream.batch(number, row, 1).targets_KBT[0, 0, 0])]
+        tokens = store.tokens(document).tolist()
+        end = number + -(-len(tokens) // stream.segment_length)
+        batches = [stream.batch(step, row, 1) for step in range(number, end)]
+        targets = joined(batches, axis=0).targets_KBT.ravel().tolist()
+        assert targets == tokens + [0] * (len(targets) - len(tokens))
+        documents.append(document)
+        number = end
     return documents
 
 
