@@ -192,9 +192,7 @@ def bound_training() -> VocabularyTraining:
         return TRAININGS[type(vocabulary)]()
 
 
-def train_vocabulary(
-    vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
-) -> str:
+def train_vocabulary(vocabulary: Made, training: VocabularyTraining[Made], source: Source) -> str:
     path = vocabulary.path
     if path is None:
         raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")
@@ -205,7 +203,7 @@ def train_vocabulary(
         )
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    data = training.make(vocabulary, _documents(source, training.splits, path, quiet))
+    data = training.make(vocabulary, _documents(source, training.splits, path))
     replace_file(file.parent, file.name, data)
     return path
 
@@ -248,9 +246,7 @@ def _uniform(seed: int) -> Iterator[float]:
         yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
-def _documents(source: Source, splits: Iterable[str], path: str, quiet: bool) -> Iterator[Document]:
+def _documents(source: Source, splits: Iterable[str], path: str) -> Iterator[Document]:
     for split in splits:
-        documents = source.documents(split)
-        if not quiet:
-            documents = reported(documents, f"{path}, {split}", source.count(split))
-        yield from text_documents(documents)
+        documents = text_documents(source.documents(split))
+        yield from reported(documents, f"{path}, {split}", source.count(split))

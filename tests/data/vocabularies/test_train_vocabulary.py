@@ -36,7 +36,7 @@ TEXT = "\n".join(
 
 
 def made(vocabulary, training, source):
-    train_vocabulary(vocabulary, training, source, quiet=True)
+    train_vocabulary(vocabulary, training, source)
     return vocabulary
 
 
