@@ -26,30 +26,22 @@ FEW = (
 )
 
 
-def refusals(files, bindings):
-    """Builds a config; returns the experiment, and what it says of each number of devices."""
-    config.parse(files, bindings)
-    experiment = Experiment.from_gin()
-    said = {}
-    for devices in DEVICES:
-        try:
-            experiment.check_mesh(abstract_mesh(experiment.trainer.mesh, devices))
-        except ValueError as error:
-            said[devices] = str(error)
-    return experiment, said
-
-
 def check(files, bindings):
     """Returns the experiment, and the numbers of devices that it can be divided over."""
-    experiment, said = refusals(files, bindings)
-    for devices, sentence in said.items():
-        assert experiment.trainer.rows % devices and devices > 1
-        assert re.search(r"Trainer\.tokens_per_step.*Trainer\.mesh", sentence)
-    fitting = [devices for devices in DEVICES if devices not in said]
-    for devices in fitting:
-        shape = abstract_mesh(experiment.trainer.mesh, devices).shape
-        rows = experiment.trainer.rows // experiment.trainer.accumulation
-        assert rows % (shape["data"] * shape["fsdp"]) == 0
+    config.parse(files, bindings)
+    experiment = Experiment.from_gin()
+    trainer, fitting = experiment.trainer, []
+    for devices in DEVICES:
+        try:
+            mesh = abstract_mesh(trainer.mesh, devices)
+            experiment.check_mesh(mesh)
+        except ValueError as error:
+            assert trainer.rows % devices and devices > 1
+            assert re.search(r"Trainer\.tokens_per_step.*Trainer\.mesh", str(error))
+            continue
+        rows = trainer.rows // trainer.accumulation
+        assert rows % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+        fitting.append(devices)
     return experiment, fitting
 
 

@@ -32,13 +32,13 @@ class Framed(Ids):
     frame = Frame((CLS,), (SEP,))
 
 
-def store_at(folder, annotations, lengths=LENGTHS, vocabulary=None):
+def store_at(folder, annotations, lengths=LENGTHS):
     firsts = 1000 + np.cumsum([0, *lengths])
     documents = [
         Document(f"document {d}", tokens=np.arange(first, first + n), annotation=annotation)
         for d, (first, n, annotation) in enumerate(zip(firsts, lengths, annotations))
     ]
-    write_store(folder, documents, vocabulary or Framed(), {}, quiet=True)
+    write_store(folder, documents, Framed(), {}, quiet=True)
     return TokenStore(folder)
 
 
