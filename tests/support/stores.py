@@ -9,7 +9,7 @@ from brt.data.sources.base import Document, Source
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
-from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
+from brt.data.vocabularies.base import ByteVocabulary, Frame, Vocabulary
 from brt.storage.regular_files import file_sha256
 
 W, N = 4, 12
@@ -48,6 +48,29 @@ def small_vocabulary(size):
     vocabulary = ByteVocabulary()
     vocabulary.size = size
     return vocabulary
+
+
+class Words(Vocabulary):
+    """Ids are the lengths of words; where each stands is known; an encoder's frame."""
+
+    name = "lengths of words"
+    size = 1000
+    fingerprint = "w" * 64
+    frame = Frame((0,), (99,))
+
+    def spans(self, text):
+        found, at = [], 0
+        for word in text.split():
+            at = text.index(word, at)
+            found.append((at, at + len(word)))
+            at += len(word)
+        return np.array([b - a for a, b in found], np.int32), np.array(found).reshape(-1, 2)
+
+    def encode(self, data, title):
+        return self.spans(data.decode())[0]
+
+    def decode(self, ids):
+        return " ".join("x" * i for i in ids)
 
 
 class Texts(Source):

@@ -3,39 +3,15 @@
 import json
 import tarfile
 
-import numpy as np
 import pytest
 from paths import SHARED
+from stores import Words
 
 from brt.data.corpus import Corpus
 from brt.data.sources.classification import Hyperpartisan, LabelledTexts
 from brt.data.sources.questions import HotpotQA, MuSiQue, Paragraph, Scrolls, question_example
-from brt.data.vocabularies.base import Frame, Vocabulary
 
 DATA = SHARED / "data"
-
-
-class Words(Vocabulary):
-    """Ids are the lengths of words; where each stands is known; an encoder's frame."""
-
-    name = "lengths of words"
-    size = 1000
-    fingerprint = "w" * 64
-    frame = Frame((0,), (99,))
-
-    def spans(self, text):
-        found, at = [], 0
-        for word in text.split():
-            at = text.index(word, at)
-            found.append((at, at + len(word)))
-            at += len(word)
-        return np.array([b - a for a, b in found], np.int32), np.array(found).reshape(-1, 2)
-
-    def encode(self, data, title):
-        return self.spans(data.decode())[0]
-
-    def decode(self, ids):
-        return " ".join("x" * i for i in ids)
 
 
 def write_lines(path, lines):

@@ -4,30 +4,14 @@ import os
 import pickle
 from itertools import accumulate, pairwise
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stores import Texts
+from stores import Texts, Words
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
 from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText, UnwrappedLines
-from brt.data.vocabularies.base import Vocabulary
-
-
-class Words(Vocabulary):
-    """A vocabulary whose ids are the lengths of words, so that white space is lost."""
-
-    size = 100
-    name = "words"
-    fingerprint = "0" * 64
-
-    def encode(self, data, title):
-        return np.array([len(word) for word in data.decode().split()], np.int32)
-
-    def decode(self, ids):
-        return " ".join("x" * i for i in ids)
 
 
 @pytest.fixture
