@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 from paths import ROOT
+from stores import Texts
 
 from brt.data.corpus import Corpus, StoreMissing
-from brt.data.sources.base import Document, Source
 from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.rows import JsonLines, Parquet
@@ -26,18 +26,11 @@ class Upper(ByteVocabulary):
     fingerprint = "0" * 64
 
 
-class Lines(Source):
-    """A source of one document."""
-
-    def __init__(self, text=b"text", **extra):
-        self.text = text
-        self.extra = extra
-
-    def documents(self, split):
-        yield Document(split, self.text)
-
-    def settings(self):
-        return self.extra
+def a_text(**settings):
+    """A source of one text, with these settings."""
+    source = Texts(train=[b"text"])
+    source.settings = lambda: settings
+    return source
 
 
 def books(folder, count=3):
@@ -49,37 +42,37 @@ def books(folder, count=3):
 
 
 def test_a_split_is_prepared_then_opened(tmp_path):
-    corpus = Corpus(str(tmp_path / "stores"), Lines(b"hello"), ByteVocabulary())
+    corpus = Corpus(str(tmp_path / "stores"), a_text(), ByteVocabulary())
     assert corpus.path("train") == tmp_path / "stores" / "train"
     assert not corpus.exists("train")
     corpus.prepare("train", quiet=True)
     assert corpus.exists("train") and not corpus.exists("test")
     store = corpus.open("train")
-    assert bytes(store.tokens(0).tolist()) == b"hello"
-    assert store.manifest["source"] == {"source": "Lines", "split": "train"}
+    assert bytes(store.tokens(0).tolist()) == b"text"
+    assert store.manifest["source"] == {"source": "Texts", "split": "train"}
     assert corpus.vocabulary.size == 256
 
 
 def test_a_missing_store_gives_the_command(tmp_path):
     with pytest.raises(StoreMissing, match=r"python -m brt\.prepare") as caught:
-        Corpus(str(tmp_path), Lines(), ByteVocabulary()).open("train")
+        Corpus(str(tmp_path), a_text(), ByteVocabulary()).open("train")
     assert str(tmp_path / "train") in str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
 
 
 @pytest.mark.parametrize("method", ["open", "prepare"])
 def test_a_store_of_another_tokenizer_is_refused_naming_both(tmp_path, method):
-    Corpus(str(tmp_path), Lines(), ByteVocabulary()).prepare("train", quiet=True)
-    other = Corpus(str(tmp_path), Lines(), Upper())
+    Corpus(str(tmp_path), a_text(), ByteVocabulary()).prepare("train", quiet=True)
+    other = Corpus(str(tmp_path), a_text(), Upper())
     with pytest.raises(ValueError, match=r"bytes of size 256 .* upper of size"):
         getattr(other, method)("train")
 
 
 @pytest.mark.parametrize("method", ["open", "prepare"])
 def test_another_sources_store_is_refused_by_the_difference(tmp_path, method):
-    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).prepare("train", quiet=True)
-    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).open("train")
-    other = Corpus(str(tmp_path), Lines(a=(1,), b=4, d=5), Upper())
+    Corpus(str(tmp_path), a_text(a=(1,), b=2, c=3), Upper()).prepare("train", quiet=True)
+    Corpus(str(tmp_path), a_text(a=(1,), b=2, c=3), Upper()).open("train")
+    other = Corpus(str(tmp_path), a_text(a=(1,), b=4, d=5), Upper())
     with pytest.raises(ValueError, match="another source") as caught:
         getattr(other, method)("train")
     sentence = str(caught.value)
@@ -214,8 +207,8 @@ def test_a_source_may_bring_its_vocabulary(tmp_path):
     for d, document in enumerate(task.documents("train")):
         assert np.array_equal(store.tokens(d), document.tokens)
         assert np.array_equal(store.weights(d), document.weights)
-    with pytest.raises(ValueError, match=r"Lines .* Corpus\.vocabulary"):
-        Corpus(str(tmp_path), Lines())
+    with pytest.raises(ValueError, match=r"Texts .* Corpus\.vocabulary"):
+        Corpus(str(tmp_path), a_text())
 
 
 def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
