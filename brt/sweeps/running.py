@@ -41,6 +41,11 @@ class SweepRun(NamedTuple):
     split: str
     flags: Sequence[str] = ()
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it trains, and not another run for it."""
+        return self.entry.trained_by == self.entry.name
+
     def evaluated(self) -> bool:
         """Returns whether the run has ended and its checkpoint has been evaluated."""
         file = self.workdir / f"evaluation_{self.split}.json"
@@ -61,8 +66,7 @@ class SweepRun(NamedTuple):
         self.workdir.mkdir(parents=True, exist_ok=True)
         stands_for = json.dumps(self.entry.paper, indent=1)
         replace_file(self.workdir, STANDS_FOR_FILE, stands_for.encode())
-        is_trained = self.entry.trained_by == self.entry.name
-        if not is_trained and not os.path.lexists(self.workdir / CHECKPOINTS):
+        if not self.is_trained and not os.path.lexists(self.workdir / CHECKPOINTS):
             other = Path("..", f"{self.entry.trained_by}{SEED}{self.seed}")
             for name in (CHECKPOINTS, METRICS):
                 (self.workdir / name).symlink_to(other / name)
@@ -109,8 +113,6 @@ def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> No
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if len(gpus) < processes else {}
     for gpu in itertools.islice(itertools.cycle(gpus or [None]), processes):
         devices.put(shared | {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-    ordered = sorted(enumerate(runs, 1), key=lambda pair: _is_trained_by_another(pair[1]))
-    waves = itertools.groupby(ordered, lambda pair: _is_trained_by_another(pair[1]))
     failed = threading.Event()
 
     def run_unless_failed(number: int, run: SweepRun) -> None:
@@ -124,7 +126,8 @@ def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> No
             failed.set()
             raise
 
-    for _, wave in waves:
+    for is_trained in (True, False):
+        wave = [pair for pair in enumerate(runs, 1) if pair[1].is_trained == is_trained]
         with ThreadPoolExecutor(processes) as pool:
             started = [pool.submit(run_unless_failed, *pair) for pair in wave]
             try:
@@ -132,10 +135,6 @@ def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> No
                     one.result()
             finally:
                 pool.shutdown(cancel_futures=True)
-
-
-def _is_trained_by_another(run):
-    return run.entry.trained_by != run.entry.name
 
 
 def _run_one(run, number, devices, with_log):
