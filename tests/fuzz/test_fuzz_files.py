@@ -47,13 +47,6 @@ def draws(seed, count):
     return ((number, np.random.default_rng([seed, number])) for number in range(count))
 
 
-def fresh(folder, base):
-    """A copy of a folder to spoil."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(base, folder)
-    return folder
-
-
 class Subject(NamedTuple):
     """A folder of files, made at `base` by one of the functions below.
 
@@ -340,7 +333,8 @@ def test_spoilt_files_are_refused_or_give_what_was_written(scale, kind, tmp_path
     make, seed, counts = SUBJECTS[kind]
     tally, subject = Tally(kind), make(tmp_path / "base")
     for number, rng in draws(seed, counts[scale]):
-        folder = fresh(tmp_path / "spoilt", tmp_path / "base")
+        shutil.rmtree(tmp_path / "spoilt", ignore_errors=True)
+        folder = shutil.copytree(tmp_path / "base", tmp_path / "spoilt")
         what, culprits = subject.spoil(rng, folder)
         is_right = partial(subject.is_right, what=what)
         tally.judge(f"{number}: {what}", partial(subject.read, folder), is_right, culprits)
