@@ -69,7 +69,7 @@ print("4711;cluster" if "--parsable" in sys.argv else "Submitted batch job 4712"
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Puts programs of these names before all others, and gives what they were called with."""
+    """Puts programs of these names before all others; scripts call `python_of_test` for Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -81,6 +81,8 @@ def stand_in(tmp_path, monkeypatch):
             text = text.replace("#!/usr/bin/env python\n", f"#!{sys.executable}\n")
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
+            if name == "python_of_test":
+                monkeypatch.setenv("PYTHON", str(folder / name))
         return folder
 
     return make
@@ -120,14 +122,10 @@ def launch_tpu(stand_in, tmp_path, states, statuses, *options, trained=TRAINED):
     if not (checkout := tmp_path / "checkout").exists():
         checkout_at(checkout)
     scripts = checkout / "scripts"
-    folder = stand_in(gcloud=GCLOUD, python_of_test=PYTHON)
+    stand_in(gcloud=GCLOUD, python_of_test=PYTHON)
     (tmp_path / "states").write_text("\n".join(states))
     (tmp_path / "statuses").write_text("\n".join(map(str, statuses)))
-    os.environ["PYTHON"] = str(folder / "python_of_test")
-    try:
-        return launch("launch_tpu_pod.sh", *TPU, *options, "--", *trained, scripts=scripts)
-    finally:
-        del os.environ["PYTHON"]
+    return launch("launch_tpu_pod.sh", *TPU, *options, "--", *trained, scripts=scripts)
 
 
 def verbs(tmp_path):
@@ -345,9 +343,8 @@ OPTIONS = ["--nodes=2", "--gpus-per-node=8", "--time=12:00:00"]
 SHARED = [*GIN, "--workdir=/shared/run"]
 
 
-def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypatch):
-    folder = stand_in(sbatch=SBATCH, python_of_test=PYTHON)
-    monkeypatch.setenv("PYTHON", str(folder / "python_of_test"))
+def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path):
+    stand_in(sbatch=SBATCH, python_of_test=PYTHON)
     done = launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
     assert done.returncode == 0, done.stderr
     plan, prepare, train = calls(tmp_path)
@@ -385,9 +382,8 @@ def test_a_job_is_planned_for_its_nodes_and_gpus(options, devices):
     assert plan[-1] == (f"--devices={devices}" if devices else "--gin.Trainer.mesh=(-1, 1)")
 
 
-def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path, monkeypatch):
-    folder = stand_in(sbatch=SBATCH, python_of_test=PYTHON)
-    monkeypatch.setenv("PYTHON", str(folder / "python_of_test"))
+def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path):
+    stand_in(sbatch=SBATCH, python_of_test=PYTHON)
     asked = ["-N", "2", "--gres=gpu:8", "-G", "16", "--mem-per-gpu=9G", "--exclusive", "-A", "us"]
     asked += ["--cpus-per-task=24", "--partition=gpu", "--prepare=--partition=cpu"]
     assert launch("launch_slurm.sh", *asked, "--", *SHARED).returncode == 0
