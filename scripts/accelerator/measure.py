@@ -4,49 +4,41 @@ The most important measurements come first. The same command continues after a s
 in its file are not repeated. On a CPU everything is tiny, to test the script.
 """
 
-import functools
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from absl import flags
-from accelerator import agreement, decoding
-from accelerator import systems as rows_of_table
-from accelerator.systems import BASELINE, System, Timed, out_of_memory, time_step
+from accelerator import agreement
+from accelerator.systems import BASELINE, FIRST, System, systems, time_decoding, time_step
 
 from brt import command_line
+from brt.reporting.drawing.table import plain_table
 from brt.storage.replaced_files import replace_file
-from brt.sweeps.scales import SCALES, Scale
-from brt.training.records.metrics import device_peak
+from brt.sweeps.scales import SCALES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("systems", [], "Systems of Table 1 to measure; all by default.")
 flags.DEFINE_string("figures", "accelerator.json", "The file to write; a table goes beside it.")
 flags.DEFINE_float("minutes", 10, "How long measuring takes, at most about.", 0)
 
+STEPS, AGREEMENT, DECODING = KINDS = "steps", "agreement", "decoding"
 DECODED = "pg19_rec_fixed_skip"
 BATCHES = (1, 8, 64)
 NO_TIME = "not run: no time left"
-
-
-class Plan(NamedTuple):
-    """Scales, bindings and sizes of the measurements on a kind of device."""
-
-    published: Scale
-    small: Scale
-    bindings: tuple[str, ...]
-    rows: int
-    tokens: int
-    seconds: float
-    written: int
-
-
+MISSING = {"error": ""}
+STEP_SECONDS, WRITTEN, ROW_TOKENS = 5.0, 64, 4096
 ROW_BYTES = 4 * 2**30
 """Device memory per batch element, for the first guess of the batch."""
 MOST_ROWS = 32
+TINY = ("BlockRecurrentTransformer.vocabulary_size = 256",)
+BFLOAT16 = ('BlockRecurrentTransformer.activation_dtype = "bfloat16"',)
+DROPLESS = "BlockRecurrentTransformer.dropout = 0.0"
 FORMS = {
     "gpu": (
         ("plain", "weights"),
@@ -62,212 +54,165 @@ FORMS = {
 BY_FORM = BASELINE, "pg19_rec_fixed_skip"
 
 
-def plan() -> Plan:
-    if jax.default_backend() == "cpu":
-        tiny = ("BlockRecurrentTransformer.vocabulary_size = 256",)
-        return Plan(SCALES["tiny"], SCALES["tiny"], tiny, 1, 4096 // SCALES["tiny"].lengths, 0, 4)
-    counted = jax.local_devices()[0].memory_stats() or {}
-    room = counted.get("bytes_limit", 16 * 2**30)
-    rows = 1
-    while 2 * rows <= min(room // ROW_BYTES, MOST_ROWS):
-        rows *= 2
-    small = SCALES["small"]._replace(layers=6)
-    bfloat16 = ('BlockRecurrentTransformer.activation_dtype = "bfloat16"',)
-    return Plan(SCALES["paper"], small, bfloat16, rows, 4096, 5.0, 64)
+class Measurement(NamedTuple):
+    """A measurement whose figures get a name among those of a kind of `KINDS`."""
+
+    kind: str
+    name: str
+    work: Callable[[], dict[str, Any]]
 
 
-class Measured(NamedTuple):
-    """Figures by system and by batch; an entry's `error` explains missing figures."""
+def measurements(names: Sequence[str] = ()) -> Iterator[Measurement]:
+    """Yields steps, decoding and agreement of the first systems, then of the others.
 
-    steps: dict[str, dict[str, Any]]
-    agreement: dict[str, dict[str, Any]]
-    decoding: dict[int, dict[str, Any]]
-
-
-def measure(
-    names: Sequence[str],
-    minutes: float,
-    report: Callable[[str], None] = print,
-    found: Measured | None = None,
-    keep: Callable[[Measured], None] = lambda found: None,
-) -> Measured:
-    """Measures steps, then decoding and agreement of the first systems, then the others.
-
-    Args:
-        names: of configs; () for all of Table 1.
-        minutes: after which nothing new starts.
-        report: gets a line for each measurement.
-        found: of an earlier call; only failed and missing measurements are made.
-        keep: called after each measurement.
+    names: of configs; () for all of Table 1.
     """
-    of_device = plan()
-    until = time.monotonic() + 60 * minutes
-    published = rows_of_table.systems(of_device.published, names, of_device.bindings)
-    tiny = of_device.bindings if jax.default_backend() == "cpu" else ()
-    dropless = ("BlockRecurrentTransformer.dropout = 0.0", *tiny)
-    small = {s.name: s for s in rows_of_table.systems(of_device.small, names, dropless)}
-    found = found or Measured({}, {}, {})
-    longest = 0.0
+    published, small = SCALES["paper"], SCALES["small"]._replace(layers=6)
+    bindings, dropless = BFLOAT16, [DROPLESS]
+    seconds, written, rows = STEP_SECONDS, WRITTEN, first_rows()
+    if jax.default_backend() == "cpu":
+        published = small = SCALES["tiny"]
+        bindings, dropless = TINY, [DROPLESS, *TINY]
+        seconds, written, rows = 0, 4, 1
+    tokens, one_row = ROW_TOKENS // published.lengths, ROW_TOKENS // small.lengths
+    chosen = systems(published, names, bindings)
+    first = [system for system in chosen if system.name in FIRST]
+    rest = [system for system in chosen if system not in first]
+    of_name = {system.name: system for system in systems(small, names, dropless)}
 
-    def run(place, key, title, work):
-        nonlocal longest
-        if "error" not in place.get(key, {"error": NO_TIME}):
-            return
-        begun = time.monotonic()
-        if begun + longest > until:
-            place[key] = {"error": NO_TIME}
-        else:
-            place[key] = _attempt(work)
-            longest = max(longest, time.monotonic() - begun)
-        report(f"{title}: {_short(place[key])}")
-        keep(found)
-
-    def steps(system):
-        run(found.steps, system.name, f"step of {system.name}", lambda: fitting(system, of_device))
-
-    def agrees(system):
-        title = f"agreement of {system.name}"
-        one_row = f"Trainer.tokens_per_step = {4096 // of_device.small.lengths}"
-        run(
-            found.agreement,
-            system.name,
-            title,
-            lambda: agreement.compare(small[system.name], one_row),
-        )
-
-    first = [system for system in published if system.name in rows_of_table.FIRST]
-    rest = [system for system in published if system not in first]
-    for system in first:
-        steps(system)
-    for system in _by_form(first):
-        steps(system)
-        found.agreement[system.name] = {"error": ""}
-    written = rows_of_table.systems(of_device.published, [DECODED], of_device.bindings)[0]
-    for rows in BATCHES:
-
-        def write(rows=rows):
-            timed = decoding.time_decoding(written.experiment(), rows, of_device.written)
-            return {**timed._asdict(), "tokens_per_second": timed.tokens_per_second}
-
-        run(found.decoding, rows, f"decoding, batch {rows}", write)
-    for work, group in ((agrees, first), (steps, rest), (agrees, rest)):
+    def steps(group):
         for system in group:
-            work(system)
-    return found
+            yield Measurement(STEPS, system.name, partial(fitting, system, rows, tokens, seconds))
+
+    def agrees(group):
+        for system in group:
+            inputs = of_name[system.name], f"Trainer.tokens_per_step = {one_row}"
+            yield Measurement(AGREEMENT, system.name, partial(agreement.compare, *inputs))
+
+    def decode(rows):
+        (system,) = systems(published, [DECODED], bindings)
+        return time_decoding(system.experiment(), rows, written)
+
+    yield from steps([*first, *_by_form(first)])
+    for number in BATCHES:
+        yield Measurement(DECODING, str(number), partial(decode, number))
+    yield from agrees(first)
+    yield from steps(rest)
+    yield from agrees(rest)
 
 
-def _by_form(systems):
+def first_rows() -> int:
+    """Returns a power of two of batch elements of which a device may have the memory."""
+    room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 16 * 2**30)
+    return 2 ** int(math.log2(max(min(room // ROW_BYTES, MOST_ROWS), 1)))
+
+
+def _by_form(group):
     """Returns the systems of `BY_FORM` that are measured with each form of attention."""
     return [
         System(
             f"{system.name}, {form} attention, {f'dropout of {drops}' if drops else 'no dropout'}",
-            [*system.bindings, *_lines(form, drops)],
+            [
+                *system.bindings,
+                f'BlockRecurrentTransformer.attention_form = "{form}"',
+                f'BlockRecurrentTransformer.attention_dropout = "{drops}"' if drops else DROPLESS,
+            ],
         )
         for form, drops in FORMS.get(jax.default_backend(), ())
-        for system in systems
+        for system in group
         if system.name in BY_FORM
     ]
 
 
-def _lines(form, drops):
-    yield f'BlockRecurrentTransformer.attention_form = "{form}"'
-    if drops:
-        yield f'BlockRecurrentTransformer.attention_dropout = "{drops}"'
-    else:
-        yield "BlockRecurrentTransformer.dropout = 0.0"
+def fitting(system: System, rows: int, tokens: int, seconds: float) -> dict[str, Any]:
+    """Times a step with the largest batch that fits, found by halving.
 
-
-def _attempt(work) -> dict[str, Any]:
-    try:
-        return work()
-    except (RuntimeError, ValueError) as error:
-        return {"error": f"failed: {str(error).strip().splitlines()[0][:200]}"}
-
-
-def fitting(system: System, of_device: Plan) -> dict[str, Any]:
-    """Times a step with the largest batch that fits, found by halving."""
-    rows = of_device.rows
+    rows, tokens: batch elements of a device at first, and tokens of each.
+    """
     while True:
-        tokens = rows * of_device.tokens * jax.device_count()
-        experiment = system.experiment(f"Trainer.tokens_per_step = {tokens}")
+        size = rows * tokens * jax.device_count()
+        experiment = system.experiment(f"Trainer.tokens_per_step = {size}")
         try:
-            return step_figures(time_step(experiment, of_device.seconds), experiment)
+            return time_step(experiment, seconds)
         except RuntimeError as error:
-            if rows == 1 or not out_of_memory(error):
+            text = str(error)
+            full = "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+            if rows == 1 or not full:
                 raise
         rows //= 2
 
 
-def step_figures(timed: Timed, experiment: Any) -> dict[str, Any]:
-    """Returns a timed step with tokens per second and, for known devices, MFU."""
-    tokens_per_second = timed.tokens / timed.seconds
-    figures = {**timed._asdict(), "tokens_per_second": tokens_per_second}
-    if peak := device_peak():
-        flops = 3 * experiment.model.flops_per_token() * tokens_per_second
-        figures["mfu"] = flops / (peak * jax.device_count())
-    return figures
+def measure(
+    planned: Iterable[Measurement],
+    figures: dict[str, dict[str, Any]],
+    minutes: float,
+    keep: Callable[[], None] = lambda: None,
+) -> None:
+    """Makes measurements that have failed or are missing.
+
+    Args:
+        figures: by kind and name; an `error` explains missing ones.
+        minutes: after which nothing new starts.
+        keep: called after each measurement.
+    """
+    until, longest = time.monotonic() + 60 * minutes, 0.0
+    for kind, name, work in planned:
+        if "error" not in figures[kind].get(name, MISSING):
+            continue
+        begun = time.monotonic()
+        found: dict[str, Any] = {"error": NO_TIME}
+        if begun + longest <= until:
+            try:
+                found = work()
+            except (RuntimeError, ValueError) as error:
+                found = {"error": f"failed: {str(error).strip().splitlines()[0][:200]}"}
+            longest = max(longest, time.monotonic() - begun)
+        figures[kind][name] = found
+        print(f"{kind}, {name}: {found.get('error') or _short(found)}", flush=True)
+        keep()
 
 
-def _short(figures):
-    if "error" in figures:
-        return figures["error"]
-    if "agrees" in figures:
-        return "agrees" if figures["agrees"] else "DIFFERS"
-    return f"{1000 * figures['seconds']:.1f} ms, compiled in {figures['compile_seconds']:.0f} s"
-
-
-def with_ratios(steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    base = steps.get(BASELINE, {})
-    if "seconds" not in base:
-        return steps
-    per_token = base["seconds"] / base["tokens"]
-
-    def ratio(row):
-        return {"ratio": row["seconds"] / row["tokens"] / per_token} if "seconds" in row else {}
-
-    return {name: ratio(row) | row for name, row in steps.items()}
-
-
-def table(found: Measured, machine: str) -> str:
-    lines = [
-        machine,
-        "",
-        "| system | ratio | step ms | tokens/s | MFU | peak GiB | rows | compile s | float32, "
-        "against the CPU |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for name, row in with_ratios(found.steps).items():
-        agreed = found.agreement.get(name, {"error": NO_TIME})
-        cells = [name]
-        if "error" in row:
-            cells += [row["error"], *[""] * 6]
-        else:
-            peak = row["peak_bytes"]
-            cells += [
-                f"{row['ratio']:.3f}" if "ratio" in row else "",
-                f"{1000 * row['seconds']:.1f}",
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['mfu']:.1%}" if "mfu" in row else "",
-                f"{peak / 2**30:.2f}" if peak else "",
-                str(row["rows"]),
-                f"{row['compile_seconds']:.0f}",
-            ]
-        lines.append(f"| {' | '.join([*cells, _agreement(agreed)])} |")
-    for rows, row in found.decoding.items():
-        text = row.get("error") or (
-            f"{1000 * row['seconds']:.2f} ms a token, {row['tokens_per_second']:,.0f} tokens/s"
-        )
-        lines.append(f"\nDecoding with {DECODED}, batch {rows}: {text}.")
-    return "\n".join(lines) + "\n"
+def _short(found):
+    if "agrees" in found:
+        return _agreement(found)
+    return f"{1000 * found['step_seconds']:.2f} ms, compiled in {found['compile_seconds']:.0f} s"
 
 
 def _agreement(found):
-    if "error" in found:
-        return found["error"]
-    apart = ", ".join(
-        f"{name} {value:.0e}" for name, value in found.items() if isinstance(value, float)
-    )
+    apart = ", ".join(f"{name} {x:.0e}" for name, x in found.items() if isinstance(x, float))
     return f"{'agrees' if found['agrees'] else 'DIFFERS'} ({apart})"
+
+
+def tables(figures: dict[str, dict[str, Any]], machine: str) -> str:
+    """Returns the figures as Markdown; ratios are of the time of a token to `BASELINE`'s."""
+    base = figures[STEPS].get(BASELINE, {}).get("tokens_per_second")
+    steps = []
+    for name, row in figures[STEPS].items():
+        agreed = figures[AGREEMENT].get(name, MISSING)
+        cells = [row.get("error")]
+        if "error" not in row:
+            cells = [
+                f"{base / row['tokens_per_second']:.3f}" if base else "",
+                f"{1000 * row['step_seconds']:.1f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['mfu']:.1%}" if "mfu" in row else "",
+                f"{row['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in row else "",
+                row["rows"],
+                f"{row['compile_seconds']:.0f}",
+            ]
+        cells += [""] * (7 - len(cells))
+        steps.append([name, *cells, agreed["error"] if "error" in agreed else _agreement(agreed)])
+    decoding = [
+        [rows, row["error"], ""]
+        if "error" in row
+        else [rows, f"{1000 * row['step_seconds']:.2f}", f"{row['tokens_per_second']:,.0f}"]
+        for rows, row in figures[DECODING].items()
+    ]
+    titles = "system", "ratio", "step ms", "tokens/s", "MFU", "peak GiB", "rows", "compile s"
+    agrees = "float32, against the CPU"
+    first = plain_table(STEPS, f"Steps on {machine}", "", [*titles, agrees], steps)
+    of_decoding = f"Decoding with {DECODED}", "", ["batch", "ms a token", "tokens/s"], decoding
+    return f"{first.as_markdown()}\n{plain_table(DECODING, *of_decoding).as_markdown()}"
 
 
 def main() -> None:
@@ -278,53 +223,40 @@ def main() -> None:
             f"JAX finds no device that works: {str(error).splitlines()[0]} Install the extra gpu "
             "or tpu, or set JAX_PLATFORMS=cpu for a tiny run."
         ) from error
+    heads = {"device": device.device_kind, "devices": jax.device_count(), "jax": jax.__version__}
     machine = f"{jax.device_count()} x {device.device_kind}, jax {jax.__version__}"
     if device.platform == "cpu":
         machine += "; tiny systems: a CPU is no accelerator, and these figures say nothing of one"
     print(machine, flush=True)
     begun = time.monotonic()
     file = Path(FLAGS.figures)
-    heads = {
-        "device": device.device_kind,
-        "devices": jax.device_count(),
-        "jax": jax.__version__,
-        "baseline": BASELINE,
-    }
+    figures = earlier(file, heads)
 
-    def keep(found):
-        content = {
-            **heads,
-            "configs": [{"name": name} | row for name, row in with_ratios(found.steps).items()],
-            "agreement": found.agreement,
-            "decoding": [{"rows": rows} | row for rows, row in found.decoding.items()],
-        }
-        replace_file(file.parent, file.name, json.dumps(content, indent=1).encode())
-        text = table(found, machine)
+    def keep():
+        replace_file(file.parent, file.name, json.dumps(heads | figures, indent=1).encode())
+        text = tables(figures, machine)
         replace_file(file.parent, file.with_suffix(".md").name, text.encode())
 
-    report = functools.partial(print, flush=True)
-    found = measure(FLAGS.systems, FLAGS.minutes, report, earlier(file, heads), keep)
-    keep(found)
-    print(f"\n{table(found, machine)}\nMeasured in {(time.monotonic() - begun) / 60:.1f} minutes.")
+    measure(measurements(FLAGS.systems), figures, FLAGS.minutes, keep)
+    print(f"\n{tables(figures, machine)}")
+    print(f"Measured in {(time.monotonic() - begun) / 60:.1f} minutes.")
     print(f"Written to {file} and {file.with_suffix('.md')}; the same command measures the rest.")
 
 
-def earlier(file: Path, heads: dict[str, Any]) -> Measured:
+def earlier(file: Path, heads: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the figures in a file; refuses those of another device or version of JAX."""
     if not file.exists():
-        return Measured({}, {}, {})
+        return {kind: {} for kind in KINDS}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        theirs = {name: content[name] for name in heads}
+        theirs, figures = ({name: content[name] for name in names} for names in (heads, KINDS))
     except (ValueError, LookupError, TypeError):
         raise ValueError(
             f"{file} was not written by this command: name another --figures."
         ) from None
     if theirs != heads:
         raise ValueError(f"{file} is of {theirs}, and this is {heads}: name another --figures.")
-    steps = {row.pop("name"): row for row in content["configs"]}
-    decoded = {row.pop("rows"): row for row in content["decoding"]}
-    return Measured(steps, content["agreement"], decoded)
+    return figures
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 import json
 import math
+import re
 import subprocess
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from accelerator import agreement, systems
-from accelerator import measure as accelerator
+from accelerator import agreement, measure
+from accelerator.systems import BASELINE, FIRST, systems
 from paths import ROOT
 from tiny_run import quick_environment
 
@@ -31,40 +32,33 @@ def test_the_script_writes_one_json_and_one_table(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(file.read_text())
-    assert [row["name"] for row in found["configs"]] == list(NAMES)  # the baseline first
-    slide, rec = found["configs"]
-    assert slide["ratio"] == 1.0 and slide["tokens"] == rec["tokens"] == 64
-    assert rec["ratio"] == pytest.approx(rec["seconds"] / slide["seconds"])
-    for row in found["configs"]:
-        assert row["peak_bytes"] > 0 and row["seconds"] > 0
-        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
-    assert [row["rows"] for row in found["decoding"]] == [1, 8, 64]
-    assert all(row["tokens_per_second"] > 0 for row in found["decoding"])
+    assert list(found["steps"]) == list(NAMES)  # the baseline first
+    for row in found["steps"].values():
+        assert row["peak_bytes"] > 0 and row["tokens"] == 64
+        assert row["tokens_per_second"] == pytest.approx(64 / row["step_seconds"])
+    assert list(found["decoding"]) == ["1", "8", "64"]
+    assert all(row["tokens_per_second"] > 0 for row in found["decoding"].values())
     for name in NAMES:
         assert found["agreement"][name]["agrees"], found["agreement"]
         assert found["agreement"][name]["decoding"] < 1e-4
     text = file.with_suffix(".md").read_text()
     assert "these figures say nothing of one" in text and text in done.stdout
-    assert text.count("| agrees (loss ") == 2 and text.count("Decoding with") == 3
+    assert text.count("| agrees (loss ") == 2 and "Decoding with" in text
 
 
 def test_the_table_has_a_row_for_each_system_in_order():
-    found = [system.name for system in systems.systems(SCALES["paper"])]
+    found = [system.name for system in systems(SCALES["paper"])]
     assert len(found) - 1 == len(read_paper("block_recurrent").table("table_1").rows) == 14
-    assert len(found) == 15 and found[:6] == list(systems.FIRST) and found[0] == systems.BASELINE
+    assert len(found) == 15 and found[:6] == list(FIRST) and found[0] == BASELINE
 
 
-@pytest.fixture
-def tiny_plan():
-    return accelerator.plan()._replace(rows=8)
+def took(rows, seconds=0.5, tokens=64):
+    speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
+    return {"rows": rows, "tokens": tokens, "compile_seconds": 1.0, **speed}
 
 
-def took(rows, seconds=0.5, tokens=None):
-    return systems.Timed(rows, tokens or 64 * rows, seconds, 1.0, 2**20, {})
-
-
-def test_rows_are_halved_until_the_step_fits(monkeypatch, tiny_plan):
-    (system,) = systems.systems(SCALES["tiny"], NAMES[:1], TINY)
+def test_rows_are_halved_until_the_step_fits(monkeypatch):
+    (system,) = systems(SCALES["tiny"], NAMES[:1], TINY)
     tried = []
 
     def time_step(experiment, seconds):
@@ -72,102 +66,78 @@ def test_rows_are_halved_until_the_step_fits(monkeypatch, tiny_plan):
         tried.append(rows)
         if rows > 2:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 GiB.")
-        return took(experiment.trainer.rows, tokens=experiment.trainer.tokens_per_step)
+        return took(experiment.trainer.rows)
 
-    monkeypatch.setattr(accelerator, "time_step", time_step)
-    found = accelerator.fitting(system, tiny_plan)
+    monkeypatch.setattr(measure, "time_step", time_step)
+    found = measure.fitting(system, 8, 64, 0)
     assert tried == [8, 4, 2] and found["rows"] == 2 * jax.device_count()
 
 
-def test_what_fails_is_said_and_the_rest_is_measured(monkeypatch):
-    message = "INTERNAL: driver\nat x"
+def measured(figures=None, names=NAMES, minutes=10, keep=lambda: None):
+    figures = figures or {kind: {} for kind in measure.KINDS}
+    measure.measure(measure.measurements(names), figures, minutes, keep)
+    return figures
+
+
+def test_what_fails_is_said_and_measured_again(monkeypatch):
+    tried, kept, message = [], [], "INTERNAL: driver\nat x"
 
     def time_step(experiment, seconds):
-        if len(experiment.model.layers) == 2:  # three are Slide:13L's
+        tried.append(len(experiment.model.layers))  # three are Slide:13L's
+        if tried == [3, 2]:
             raise RuntimeError(message)
         return took(1)
 
-    figures = {"loss": 1e-7, "agrees": True}
-    monkeypatch.setattr(accelerator, "time_step", time_step)
-    monkeypatch.setattr(accelerator.agreement, "compare", lambda *_: figures)
-    monkeypatch.setattr(
-        accelerator.decoding,
-        "time_decoding",
-        lambda experiment, rows, tokens: accelerator.decoding.Decoding(rows, 0.25, 1.0),
-    )
-    found = accelerator.measure(NAMES, 10, lambda line: None)
-    assert found.steps[NAMES[1]] == {"error": f"failed: {message.splitlines()[0]}"}
-    assert found.steps[NAMES[0]]["seconds"] == 0.5
-    assert found.agreement == dict.fromkeys(NAMES, figures)
-    assert {rows: row["tokens_per_second"] for rows, row in found.decoding.items()} == {
-        1: 4.0,
-        8: 32.0,
-        64: 256.0,
-    }
-    text = accelerator.table(found, "a machine")
-    assert f"| {NAMES[1]} | failed: {message.splitlines()[0]} |" in text
-    assert f"| {NAMES[0]} | 1.000 | 500.0 | 128 |" in text
-    assert "agrees (loss 1e-07)" in text
+    agrees = {"loss": 1e-7, "agrees": True}
+    monkeypatch.setattr(measure, "time_step", time_step)
+    monkeypatch.setattr(measure.agreement, "compare", lambda *_: agrees)
+    monkeypatch.setattr(measure, "time_decoding", lambda _, rows, tokens: took(rows, 0.25, rows))
+    found = measured(keep=lambda: kept.append(1))
+    said = f"failed: {message.splitlines()[0]}"
+    assert found["steps"] == {NAMES[0]: took(1), NAMES[1]: {"error": said}}
+    assert found["agreement"] == dict.fromkeys(NAMES, agrees)
+    speeds = {rows: row["tokens_per_second"] for rows, row in found["decoding"].items()}
+    assert speeds == {"1": 4.0, "8": 32.0, "64": 256.0}
+    text = re.sub(" +", " ", measure.tables(found, "a machine"))
+    assert f"| {NAMES[1]} | {said} |" in text and "| 64 | 250.00 | 256 |" in text
+    assert f"| {NAMES[0]} | 1.000 | 500.0 | 128 |" in text and "agrees (loss 1e-07)" in text
+    again = measured(found, keep=lambda: kept.append(1))
+    assert tried == [3, 2, 2] and len(kept) == 2 * len(NAMES) + 3 + 1
+    assert again["steps"] == dict.fromkeys(NAMES, took(1))
 
 
 def test_what_there_is_no_time_for_says_not_run(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(accelerator, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def slowly(*_):
         now[0] += 100.0
         return took(1)
 
-    monkeypatch.setattr(accelerator, "time_step", slowly)
-    found = accelerator.measure((), 5, lambda line: None)
-    measured = [name for name, row in found.steps.items() if "error" not in row]
+    monkeypatch.setattr(measure, "time_step", slowly)
+    found = measured(names=(), minutes=5)
     # After 200 s another 100 s would still end in time, after 300 s they would not.
-    assert measured == list(systems.FIRST[:3])
-    assert {row["error"] for row in found.decoding.values()} == {accelerator.NO_TIME}
-    assert len(found.steps) == len(found.agreement) == 15
-
-
-def test_what_a_file_has_is_not_measured_again(monkeypatch, tmp_path):
-    tried = []
-
-    def time_step(experiment, seconds):
-        tried.append(len(experiment.model.layers))
-        if tried[-1] == 2 and len(tried) < 3:
-            raise RuntimeError("once")
-        return took(1)
-
-    monkeypatch.setattr(accelerator, "time_step", time_step)
-    monkeypatch.setattr(accelerator.agreement, "compare", lambda *_: {"agrees": True})
-    monkeypatch.setattr(
-        accelerator.decoding,
-        "time_decoding",
-        lambda experiment, rows, tokens: accelerator.decoding.Decoding(rows, 0.25, 1.0),
-    )
-    kept = []
-    first = accelerator.measure(NAMES, 10, lambda line: None, keep=kept.append)
-    again = accelerator.measure(NAMES, 10, lambda line: None, first)
-    assert tried == [3, 2, 2]  # the step that failed, once more
-    assert len(kept) == 2 * len(NAMES) + 3
-    assert all("seconds" in row for row in again.steps.values())
+    assert [name for name, row in found["steps"].items() if "error" not in row] == list(FIRST[:3])
+    assert {row["error"] for row in found["decoding"].values()} == {measure.NO_TIME}
+    assert len(found["steps"]) == len(found["agreement"]) == 15
 
 
 def test_figures_of_another_device_are_refused(tmp_path):
     file = tmp_path / "found.json"
-    assert accelerator.earlier(file, {"device": "a"}) == accelerator.Measured({}, {}, {})
-    rows = [{"name": "x", "seconds": 1.0}]
-    file.write_text(
-        json.dumps({"device": "a", "configs": rows, "agreement": {}, "decoding": [{"rows": 8}]})
-    )
-    assert accelerator.earlier(file, {"device": "a"}).steps == {"x": {"seconds": 1.0}}
+    figures = measure.earlier(file, {"device": "a"})
+    assert figures == {kind: {} for kind in measure.KINDS}
+    figures["steps"]["x"] = took(1)
+    file.write_text(json.dumps({"device": "a", **figures}))
+    assert measure.earlier(file, {"device": "a"}) == figures
     for content in (file.read_text(), file.read_text()[:40], "[]", "{}"):
         file.write_text(content)
         with pytest.raises(ValueError, match="another --figures"):
-            accelerator.earlier(file, {"device": "b"})
+            measure.earlier(file, {"device": "b"})
 
 
 def test_a_device_that_computes_something_else_does_not_agree(monkeypatch):
     """The second of the two devices reads the segments as if their tokens were others."""
-    (system,) = systems.systems(
+    (system,) = systems(
         SCALES["tiny"], NAMES[1:], (*TINY, "BlockRecurrentTransformer.dropout = 0.0")
     )
     good = agreement.compare(system, "Trainer.tokens_per_step = 64")
@@ -175,7 +145,7 @@ def test_a_device_that_computes_something_else_does_not_agree(monkeypatch):
     assert good["cut"] <= 1e-4 and good["decoding"] <= 1e-4
     monkeypatch.setattr(agreement, "_laws", lambda *_: {})
     calls = []
-    drawn = systems.random_batch
+    drawn = agreement.random_batch
 
     def another(experiment, seed=0):
         calls.append(seed)
