@@ -19,13 +19,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("tests/support", "")
-sys.path[:0] = [str(ROOT / place) for place in PLACES]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT)]
 
 from header_commands import COMMANDS  # noqa: E402
 from published_checks import (  # noqa: E402
@@ -61,22 +60,29 @@ OTHER_STRINGS = {
 
 
 class Change(NamedTuple):
-    """A changed binding."""
+    """Another value for a constant, from `start` to `stop` in a file of configs/.
+
+    readers: names of `EXPERIMENTS`, and (sweep, row) of `SWEEPS`, that read it.
+    """
 
     file: str
-    row: int | None
     name: str
+    start: int
+    stop: int
     old: str
     new: str
+    readers: list
 
 
-def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """Yields name, constant and span of each binding of a gin text, without references."""
-    for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
-        end = found.end()
-        while (end := text.find("\n", end + 1)) != -1:
+def constants(file: str, text: str) -> Iterator[tuple[str, Any, int, int]]:
+    """Yields name, value, start and stop of the constants in a gin file or the rows of a sweep."""
+    begin, end = (r"^([\w./]+) *= *", "\n") if file.endswith(".gin") else (r" ([\w./]+)=", r"\s")
+    for found in re.finditer(rf"{begin}(?=[^@%\s])", text, re.M):
+        if "#" in text[text.rfind("\n", 0, found.start()) + 1 : found.start()]:
+            continue
+        for stop in re.compile(end).finditer(text, start := found.end()):
             try:
-                yield found[1], ast.literal_eval(text[found.end() : end]), (found.end(), end)
+                yield found[1], ast.literal_eval(text[start : stop.start()]), start, stop.start()
                 break
             except SyntaxError:  # a value of several lines, or with references
                 continue
@@ -103,66 +109,50 @@ def other(value: Any, rng: random.Random) -> Any:
 
 def included(file: str) -> list[str]:
     found = [file]
-    text = (ROOT / "configs" / file).read_text(encoding="utf-8")
-    for name in re.findall(r'^include "configs/(.*)"', text, re.M):
+    for name in re.findall(r'^include "configs/(.*)"', text_of(file), re.M):
         found += included(name)
     return found
 
 
-def rows_of(text: str) -> list[int]:
-    return [n for n, line in enumerate(text.splitlines()) if line.split("#")[0].strip()]
+def text_of(file: str) -> str:
+    return (ROOT / "configs" / file).read_text(encoding="utf-8")
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.split("#")[0].strip()]
 
 
 def readers() -> dict[str, list]:
-    """Returns, by file, the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
+    """Returns the readers of each file; those of a sweep are its rows, in order."""
     found = collections.defaultdict(list)
+
+    def add(files, reader):
+        for file in {part for first in files for part in included(first)}:
+            found[file].append(reader)
+
     for name in EXPERIMENTS:
-        files = [str(Path(file).relative_to(ROOT / "configs")) for file in COMMANDS[name][0]]
-        for file in {f for part in files for f in included(part)}:
-            found[file].append(name)
+        add((str(Path(f).relative_to(ROOT / "configs")) for f in COMMANDS[name][0]), name)
     for sweep in SWEEPS:
-        lines = (ROOT / "configs/sweeps" / f"{sweep}.txt").read_text("utf-8").splitlines()
-        rows = [line for line in lines if line.split("#")[0].strip()]
-        for number, line in enumerate(rows):
-            for file in {f for part in line.split()[0].split("+") for f in included(part)}:
-                found[file].append((sweep, number))
+        for number, row in enumerate(rows(text_of(f"sweeps/{sweep}.txt"))):
+            add(row.split()[0].split("+"), (sweep, number))
+            found[f"sweeps/{sweep}.txt"].append((sweep, number))
     return found
 
 
-def changes(files: Iterable[str], rng: random.Random) -> list[Change]:
-    found = []
-    for file in sorted(files):
-        text = (ROOT / "configs" / file).read_text(encoding="utf-8")
-        for name, value, _ in bindings_of(text):
+def changes(only: Sequence[str], seed: int) -> Iterator[Change]:
+    """Yields a change of each constant in the files whose names begin so, or in all."""
+    rng = random.Random(seed)
+    for file, read_by in sorted(readers().items()):
+        text = text_of(file)
+        for name, value, start, stop in constants(file, text):
             changed = other(value, rng)
-            if changed is not None and name not in OWN:
-                found.append(Change(file, None, name, repr(value), repr(changed)))
-    for sweep in sorted(SWEEPS):
-        file = f"sweeps/{sweep}.txt"
-        lines = (ROOT / "configs" / file).read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(line for line in lines if line.split("#")[0].strip()):
-            for word in line.split()[1:]:
-                name, value = word.split("=", 1)
-                if value.startswith(("@", "%")) or name in OWN:  # a reference is no constant
-                    continue
-                changed = repr(other(ast.literal_eval(value), rng)).replace(" ", "")
-                found.append(Change(file, number, name, value, changed))
-    return found
-
-
-def changed_text(text: str, change: Change) -> str:
-    if change.row is not None:
-        lines = text.splitlines()
-        place = rows_of(text)[change.row]
-        lines[place] = " ".join(
-            f"{change.name}={change.new}" if word == f"{change.name}={change.old}" else word
-            for word in lines[place].split()
-        )
-        return "\n".join(lines) + "\n"
-    for name, value, (start, end) in bindings_of(text):
-        if (name, repr(value)) == (change.name, change.old):
-            return f"{text[:start]}{change.new}{text[end:]}"
-    raise AssertionError(change)
+            if changed is None or name in OWN or (only and not file.startswith(tuple(only))):
+                continue
+            new, reading = repr(changed), read_by
+            if file.endswith(".txt"):
+                number = len(rows(text[:start])) - 1
+                new, reading = new.replace(" ", ""), read_by[number : number + 1]
+            yield Change(file, name, start, stop, repr(value), new, reading)
 
 
 @functools.cache
@@ -187,22 +177,18 @@ def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
     return f"differs: {problems[0]}" if problems else None
 
 
-def campaign(only: Sequence[str], seed: int) -> list[tuple[Change, str | None]]:
+def campaign(chosen: Sequence[Change]) -> list[tuple[Change, str | None]]:
     """Judges every change; returns (change, sentence or None) pairs."""
-    read_by, rng = readers(), random.Random(seed)
-    chosen = [c for c in changes(read_by, rng) if not only or c.file.startswith(tuple(only))]
     results, progress = [], Progress("changing configs", len(chosen))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(ROOT / "configs", folder / "configs")
         os.chdir(folder)  # includes are looked up from here
         for number, change in enumerate(chosen, 1):
-            path = folder / "configs" / change.file
-            text = path.read_text(encoding="utf-8")
-            path.write_text(changed_text(text, change), encoding="utf-8")
-            sweep = Path(change.file).stem
-            reading = [(sweep, change.row)] if change.row is not None else read_by[change.file]
-            said = next((said for r in reading if (said := judged(folder, r))), None)
+            path, text = folder / "configs" / change.file, text_of(change.file)
+            changed = f"{text[: change.start]}{change.new}{text[change.stop :]}"
+            path.write_text(changed, encoding="utf-8")
+            said = next((said for r in change.readers if (said := judged(folder, r))), None)
             path.write_text(text, encoding="utf-8")
             results.append((change, said))
             progress.update(number)
@@ -217,15 +203,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="Decides what becomes of each value.")
     parser.add_argument("--json", help="Also write every change and what was said of it here.")
     arguments = parser.parse_args()
-    results = campaign([name for name in arguments.only.split(",") if name], arguments.seed)
+    only = list(filter(None, arguments.only.split(",")))
+    results = campaign(list(changes(only, arguments.seed)))
     if not results:
         print("No binding of a published config is in these files.")
         return 1
     survivors = [change for change, said in results if said is None]
     refused = sum(said is not None and said.startswith("refused") for _, said in results)
     for change in survivors:
-        where = change.file if change.row is None else f"{change.file}, row {change.row + 1}"
-        print(f"not noticed: {where}: {change.name} = {change.old} -> {change.new}")
+        line = text_of(change.file).count("\n", 0, change.start) + 1
+        print(
+            f"not noticed: {change.file}, line {line}: {change.name} = {change.old} -> {change.new}"
+        )
     share = 1 - len(survivors) / len(results)
     print(
         f"{len(results) - len(survivors):,} of {len(results):,} changes noticed, {share:.1%}: "
