@@ -7,7 +7,7 @@ released code, unless the file's name has `exact` in it: its settings do not rec
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,31 +99,41 @@ def database_error(recording: Mapping[str, Any], caches: tuple) -> float:
 
 def gradient_error(
     recording: Mapping[str, Any],
-    model: BlockRecurrentTransformer,
+    model: LanguageModel,
     caches: tuple,
-    segment: int,
+    segments: Sequence[int],
     prefix: str,
+    name_of: Callable[[tuple], str] = meliad_checkpoint.from_brt_path,
 ) -> float:
-    tokens_BT, starts_B = recording["tokens"][segment], recording["start_of_sequence"][segment]
-    targets_BT = recording["targets"][segment]
+    """Returns the largest difference of the loss of some segments, and of its gradients.
+
+    Args:
+        caches: before the first of them; gradients cross the caches between them.
+        name_of: from a path in brt's parameters to the recorded name.
+    """
     graph, params = nnx.split(model, nnx.Param)
 
     def loss(params):
-        model = nnx.merge(graph, params)
-        state = reset_rows(caches, model.init_caches(len(starts_B)), jnp.asarray(starts_B))
-        logits_BTV, _ = model(jnp.asarray(tokens_BT), state)
-        log_p_BTV = jax.nn.log_softmax(logits_BTV)
-        return -jnp.mean(jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1))
+        model, state = nnx.merge(graph, params), caches
+        total: Any = 0.0
+        for segment in segments:
+            starts_B = jnp.asarray(recording["start_of_sequence"][segment])
+            state = reset_rows(state, model.init_caches(len(starts_B)), starts_B)
+            logits_BTV, state = model(jnp.asarray(recording["tokens"][segment]), state)
+            targets_BT1 = recording["targets"][segment][..., None]
+            log_p_BTV = jax.nn.log_softmax(logits_BTV)
+            total = total - jnp.mean(jnp.take_along_axis(log_p_BTV, targets_BT1, axis=-1))
+        return total
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     errors = [abs(float(value) - float(recording[f"{prefix}_loss"]))]
     for path, leaf in nnx.to_flat_state(grads):
-        name = meliad_checkpoint.from_brt_path(path)
-        if name == "begin":
-            continue
-        recorded, found = recording[f"{prefix}/{name}"], np.asarray(leaf[...])
-        largest = np.abs(recorded).max()
-        errors.append(np.abs(recorded - found).max() / (largest if largest > 0 else 1.0))
+        name = name_of(path)
+        if name != "begin":
+            recorded = recording[f"{prefix}/{name}"]
+            largest = np.abs(recorded).max()
+            difference = np.abs(recorded - np.asarray(leaf[...])).max()
+            errors.append(difference / (largest if largest > 0 else 1.0))
     return np.max(errors)
 
 
@@ -148,6 +158,6 @@ def errors(recording: Mapping[str, Any]) -> dict:
         found["memory"] = database_error(recording, caches[-1])
     for segment, prefix in ((1, "grads"), (2, "grads_seg2")):
         if f"{prefix}_loss" in recording:
-            error = gradient_error(recording, model, caches[segment], segment, prefix)
+            error = gradient_error(recording, model, caches[segment], [segment], prefix)
             found[f"gradients {segment}"] = error
     return found

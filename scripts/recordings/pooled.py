@@ -23,6 +23,8 @@ from recordings.pretrained_errors import (
     body_of,
     bound,
     folder_of,
+    network_of,
+    network_on_disk,
     split_with,
     widened,
 )
@@ -57,12 +59,7 @@ class Replay:
             overlap=self.overlap,
         )
         self.names = model.body.names()
-        module = {"mixture_L": recording["module/alpha"], "network": {}}
-        for i in range(len(hidden) + 1):
-            module["network"][i] = {
-                "matrix_IU": recording[f"module/feed_forward/{i}/weight"],
-                "bias_U": recording[f"module/feed_forward/{i}/bias"],
-            }
+        module = {"mixture_L": recording["module/alpha"], "network": network_of(recording)}
         given = model.given_parameters() | {"memories": {0: module}}
         self.graph, params = split_with(model, given)
         self.params = widened(params)
@@ -154,10 +151,7 @@ class Replay:
         found = {f"body/{k}": v for k, v in self.names.write(grads["body"]).items()}
         module = grads["memories"][0]
         found["module/alpha"] = np.asarray(module["mixture_L"])
-        for i, layer in module["network"].items():
-            found[f"module/feed_forward/{i}/weight"] = np.asarray(layer["matrix_IU"])
-            found[f"module/feed_forward/{i}/bias"] = np.asarray(layer["bias_U"])
-        return found
+        return found | network_on_disk(module["network"])
 
 
 def arrays_of(caches: tuple) -> tuple[jax.Array, jax.Array]:

@@ -18,7 +18,16 @@ from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
-from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with, widened
+from recordings.pretrained_errors import (
+    Found,
+    body_of,
+    bound,
+    folder_of,
+    network_of,
+    network_on_disk,
+    split_with,
+    widened,
+)
 
 PRECISE = 1e-9
 SPAN = 0
@@ -52,14 +61,7 @@ class Replay:
             "kinds_DN": recording["module/type/weight"],
             "kinds_bias_N": recording["module/type/bias"],
         }
-        layers = range(len(hidden) + 1)
-        network = {
-            i: {
-                "matrix_IU": recording[f"module/feed_forward/{i}/weight"],
-                "bias_U": recording[f"module/feed_forward/{i}/bias"],
-            }
-            for i in layers
-        }
+        network = network_of(recording)
         self.graph, params = split_with(model, given | {"memories": {0: {"network": network}}})
         self.params = widened(params)
 
@@ -108,12 +110,9 @@ class Replay:
 
     def disk(self, grads: Any) -> dict[str, np.ndarray]:
         found = {f"body/{k}": v for k, v in self.names.write(grads).items()}
-        for i, layer in grads["memories"][0]["network"].items():
-            found[f"module/feed_forward/{i}/weight"] = np.asarray(layer["matrix_IU"])
-            found[f"module/feed_forward/{i}/bias"] = np.asarray(layer["bias_U"])
         found["module/type/weight"] = np.asarray(grads["head"]["kinds_DN"])
         found["module/type/bias"] = np.asarray(grads["head"]["kinds_bias_N"])
-        return found
+        return found | network_on_disk(grads["memories"][0]["network"])
 
 
 def errors(

@@ -30,6 +30,8 @@ FLOAT64 = 1e-6
 FLOAT32_INSIDE = ("llama", "qwen2", "mistral", "t5")
 """Models whose recorded float64 run has RMS norms, angles or softmax in float32, as transformers
 computes them: brt, in float64 throughout, agrees with it as float32 does."""
+NETWORK, ENDS = "module/feed_forward", {"matrix_IU": "weight", "bias_U": "bias"}
+"""Recorded names of the parameters of a pooled memory's network."""
 NO_GRADIENT = 1e-6
 """Absolute, of gradients that are zero but for rounding."""
 
@@ -153,6 +155,22 @@ def bound(graph: nnx.GraphDef, params: Mapping, dtype: Any = None) -> Any:
     if dtype is not None:
         module.dtype = jnp.dtype(dtype)
     return module
+
+
+def network_of(recording: Mapping[str, Any]) -> dict[int, dict[str, np.ndarray]]:
+    """Returns the recorded parameters of a pooled memory's network, by layer."""
+    layers = range(sum(key.startswith(NETWORK) for key in recording) // 2)
+    return {
+        i: {name: recording[f"{NETWORK}/{i}/{end}"] for name, end in ENDS.items()} for i in layers
+    }
+
+
+def network_on_disk(network: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    return {
+        f"{NETWORK}/{i}/{end}": np.asarray(layer[name])
+        for i, layer in network.items()
+        for name, end in ENDS.items()
+    }
 
 
 def widened(params: Any) -> Any:
