@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -88,36 +89,23 @@ SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 BY_THE_CLOCK = "perf/", "alert/stall"
 """Prefixes of timings."""
 MOMENTS = "starting", "preparing", "checkpoint", "evaluation", "training"
+MEMORIZING = """
+BlockRecurrentTransformer.memorizing_layers = (0,)
+ExternalMemory.size = 128
+ExternalMemory.neighbours = 4
+"""
+PLATEAU = "Trainer.plateau = @ReduceOnPlateau()\nReduceOnPlateau.patience = 0\n"
 SYSTEMS = {
-    "recurrent": (MODEL, TEXT),
-    "feedback": (MODEL + "BlockRecurrentTransformer.feedback = True\n", TEXT),
-    "memorizing": (
-        MODEL
-        + "BlockRecurrentTransformer.memorizing_layers = (0,)\n"
-        + "ExternalMemory.size = 128\nExternalMemory.neighbours = 4\n",
-        TEXT,
-    ),
-    "mixture": (MODEL, MIXTURE),
-    "plateau": (
-        MODEL + "Trainer.plateau = @ReduceOnPlateau()\nReduceOnPlateau.patience = 0\n",
-        TEXT,
-    ),
-    "microbatches": (MODEL + "Trainer.accumulation = 4\n", TEXT),
-    "average": (MODEL + "Trainer.average = @WeightAverage()\n", TEXT),
-    "memory tokens": (RMT, ""),
+    "recurrent": MODEL + TEXT,
+    "feedback": MODEL + "BlockRecurrentTransformer.feedback = True\n" + TEXT,
+    "memorizing": MODEL + MEMORIZING + TEXT,
+    "mixture": MODEL + MIXTURE,
+    "plateau": MODEL + PLATEAU + TEXT,
+    "microbatches": MODEL + "Trainer.accumulation = 4\n" + TEXT,
+    "average": MODEL + "Trainer.average = @WeightAverage()\n" + TEXT,
+    "memory tokens": RMT,
 }
-"""Name to gin texts of model and corpus."""
-
-
-def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, steps: int) -> str:
-    model, corpus = system
-    parts = model, corpus, RUN
-    filled = (part.format(folder=folder, steps=steps) for part in parts)
-    return "\n".join([*filled, *bindings]) + "\n"
-
-
-def system_of(files: Sequence[str]) -> tuple[str, str]:
-    return "".join(f'include "{os.path.abspath(file)}"\n' for file in files), TEXT
+"""Name to gin text of model and corpus."""
 
 
 def make_text(folder: Path, seed: int) -> None:
@@ -143,32 +131,43 @@ def begin(folder: Path, name: str) -> subprocess.Popen:
         )
 
 
-def steps_done(folder: Path, name: str) -> int:
-    return max((record["step"] for record in read_metrics(str(folder / name))), default=0)
+def last_step(folder: Path, name: str, scalar: str = "step") -> int:
+    """Returns the last recorded step of a run, or of the records with a scalar."""
+    records = read_metrics(str(folder / name))
+    return max((record["step"] for record in records if scalar in record), default=0)
+
+
+def wait(process: subprocess.Popen, until: Callable[[], object], pause: float) -> None:
+    """Waits until something is true, or the process has ended."""
+    while not until() and process.poll() is None:
+        time.sleep(pause)
 
 
 def undisturbed(folder: Path) -> float:
     """Runs undisturbed; returns the seconds until the first record."""
     begun = time.monotonic()
     process = begin(folder, "whole")
-    first = None
-    while process.poll() is None:
-        if first is None and steps_done(folder, "whole"):
-            first = time.monotonic() - begun
-        time.sleep(0.05)
-    if process.returncode or first is None:
+    wait(process, partial(last_step, folder, "whole"), 0.05)
+    first = time.monotonic() - begun
+    if process.wait():
         sys.exit((folder / "whole.log").read_text())
     return first
 
 
+def has_reached(folder: Path, step: float) -> bool:
+    return last_step(folder, "killed") >= step
+
+
 def being_written(folder: Path, since: float) -> bool:
-    for path in (folder / "killed" / "checkpoints").glob("*tmp*"):
-        try:
-            if path.stat().st_mtime > since:
-                return True
-        except FileNotFoundError:  # finished meanwhile
-            pass
+    with suppress(FileNotFoundError):  # finished meanwhile
+        files = (folder / "killed" / "checkpoints").glob("*tmp*")
+        return any(path.stat().st_mtime > since for path in files)
     return False
+
+
+def evaluates(folder: Path) -> bool:
+    trained, evaluated = (last_step(folder, "killed", f"{of}/loss") for of in ("train", "eval"))
+    return trained // EVALUATED * EVALUATED > evaluated
 
 
 def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: random.Random) -> int:
@@ -181,27 +180,22 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
         moment = rng.choice(MOMENTS)
         if moment == "preparing":
             shutil.rmtree(folder / "store", ignore_errors=True)
-        begun = time.monotonic()
-        since = time.time()
+        begun, since = time.monotonic(), time.time()
         process = begin(folder, "killed")
         target = steps * (number - rng.random()) / (kills + 1)
         if moment == "starting":
             time.sleep(rng.uniform(0, start_up))
         elif moment == "preparing":
-            while not (folder / "store").exists() and process.poll() is None:
-                time.sleep(0.005)
+            wait(process, (folder / "store").exists, 0.005)
             time.sleep(rng.uniform(0, 0.2))
         else:
-            while steps_done(folder, "killed") < target and process.poll() is None:
-                time.sleep(0.05)
+            wait(process, partial(has_reached, folder, target), 0.05)
             start_up = min(start_up, time.monotonic() - begun)
             if moment == "checkpoint":
-                while not being_written(folder, since) and process.poll() is None:
-                    time.sleep(0.001)
+                wait(process, partial(being_written, folder, since), 0.001)
                 time.sleep(rng.uniform(0, 0.02))
             elif moment == "evaluation":
-                while not evaluates(folder) and process.poll() is None:
-                    time.sleep(0.005)
+                wait(process, partial(evaluates, folder), 0.005)
             else:
                 time.sleep(rng.uniform(0, 0.3))
         if process.poll() is not None:
@@ -218,22 +212,15 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
         # During the start, Python itself handles the signal.
         expected = {-how, 0, 1, 130, 143} if how != signal.SIGKILL else {-how}
         wrong += status not in expected
-        step = steps_done(folder, "killed")
         print(
-            f"stop {number:2d} of {kills} at step {step:4d}  {how.name:7} {moment:10} {status}",
+            f"stop {number:2d} of {kills} at step {last_step(folder, 'killed'):4d}  "
+            f"{how.name:7} {moment:10} {status}",
             flush=True,
         )
     print("stops: " + ", ".join(f"{n} {name}" for name, n in [*counts.items(), *kinds.items()]))
     if begin(folder, "killed").wait():
         sys.exit((folder / "killed.log").read_text())
     return wrong
-
-
-def evaluates(folder: Path) -> bool:
-    records = read_metrics(str(folder / "killed"))
-    trained = max((r["step"] for r in records if "train/loss" in r), default=0)
-    evaluated = max((r["step"] for r in records if "eval/loss" in r), default=0)
-    return trained // EVALUATED * EVALUATED > evaluated
 
 
 def compare(folder: Path) -> bool:
@@ -269,14 +256,14 @@ def compare(folder: Path) -> bool:
     return same
 
 
-def soak(name: str, system: tuple[str, str], arguments: argparse.Namespace) -> bool:
+def soak(name: str, system: str, arguments: argparse.Namespace) -> bool:
     """Stops one system often; returns whether all results are equal."""
     print(f"--- {name}", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_text(folder, arguments.seed)
-        bound = arguments.gin_bindings, folder, arguments.steps
-        (folder / "config.gin").write_text(config_of(system, *bound))
+        text = (system + RUN).format(folder=folder, steps=arguments.steps)
+        (folder / "config.gin").write_text("\n".join([text, *arguments.gin_bindings]))
         start_up = undisturbed(folder)
         print(f"undisturbed run done; {start_up:.1f} s to its first record", flush=True)
         rng = random.Random(f"{arguments.seed} {name}")
@@ -303,7 +290,8 @@ def main() -> int:
     parser.add_argument("--keep", help="folder for runs that differ")
     arguments = parser.parse_args()
     if arguments.gin_file:
-        chosen = {", ".join(arguments.gin_file): system_of(arguments.gin_file)}
+        files = (f'include "{os.path.abspath(file)}"\n' for file in arguments.gin_file)
+        chosen = {", ".join(arguments.gin_file): "".join([*files, TEXT])}
     elif arguments.systems == "all":
         chosen = SYSTEMS
     else:
