@@ -68,16 +68,6 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
     assert table.notes() == []  # these are the published settings
 
 
-def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
-    values = (3.52, 3.525, 3.53)
-    runs = [
-        make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
-        for s, v in enumerate(values)
-    ]
-    (cell,) = measured_of(tables_of(runs)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured")
-    assert cell.text == "3.53 ± 0.01" and cell.values == values
-
-
 def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
     early = {"bits_per_token": 3.6, "step": 100}
     runs = [

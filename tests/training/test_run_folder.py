@@ -27,11 +27,6 @@ def recorded(path, steps, start=0):
     return folder
 
 
-def test_records_come_back_exactly_and_in_order(tmp_path):
-    recorded(tmp_path, [2, 4, 6])
-    assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in (2, 4, 6)]
-
-
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 6, 99])
 def test_resuming_cuts_the_records_to_its_first_step(tmp_path, start):
     recorded(tmp_path, [2, 4, 6])
@@ -89,10 +84,6 @@ def test_events_of_another_program_stay_where_a_run_begins(tmp_path):
     folder.open_metrics(0)
     folder.close()
     assert other.read_bytes() == b"of another program"
-
-
-def test_a_folder_without_records_has_none(tmp_path):
-    assert read_metrics(str(tmp_path)) == []
 
 
 def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
