@@ -29,10 +29,6 @@ def test_seeds_that_agree_have_no_spread():
     assert with_error_bar(*mean_and_spread([0.0, 0.0]), 2) == "0.00 ± 0.00"
 
 
-def test_a_single_run_has_no_error_bar():
-    assert with_error_bar(*mean_and_spread([3.6]), 2) == "3.60"
-
-
 @pytest.mark.parametrize(
     ("value", "printed"), [(3.525, "3.53"), (0.9524, "0.952"), (1.009, "1.01"), (0.9999, "1.00")]
 )

@@ -19,8 +19,6 @@ from brt.data.token_scores import TokenScores
 from brt.data.vocabularies.base import Frame
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.labels.scores import label_score
-from brt.experiment import Experiment
-from brt.run.description import describe
 
 LINES = (
     *bound("Trainer", model="@SummingReader", stream="labelled", labelled="@LabelledDocuments()"),
@@ -260,10 +258,3 @@ def test_a_store_with_other_classes_than_the_model_is_refused(trained, monkeypat
         tiny.experiment.open_store("validation")
     monkeypatch.setattr(SummingReader, "num_classes", 3)
     tiny.experiment.open_store("validation")
-
-
-def test_a_reader_needs_no_edit_of_the_trainer(trained):
-    _, tiny, _ = trained
-    assert isinstance(tiny.experiment, Experiment)
-    assert isinstance(tiny.experiment.model, SummingReader)
-    assert "FLOPs per token" in describe(tiny.experiment, one_device())
