@@ -21,16 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PREPARE = """
-import sys
-from brt.data.stores import shards as parallel_preparation
-from brt.data.corpus import Corpus
-from brt.data.sources.files import TextFiles
-
-store, text, vocabulary, workers, shard_bytes = sys.argv[1:]
-parallel_preparation.SHARD_BYTES = int(shard_bytes)
-Corpus(store, TextFiles(text), vocabulary).prepare("train", quiet=True, workers=int(workers))
-"""
+from time_preparation import PREPARE
 
 
 def make_text(folder: Path, megabytes: int, rng: random.Random) -> tuple[str, str]:

@@ -16,14 +16,15 @@ PREPARE = """
 import sys
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
-from brt.data.stores import shards
 from brt.data.stores.distributed import BeamRunner
 
 folder, text, vocabulary, workers, shard_bytes, *options = sys.argv[1:]
-shards.SHARD_BYTES = int(shard_bytes) or shards.SHARD_BYTES
-runner = BeamRunner("FnApiRunner", options) if options else None
 Corpus(folder, TextFiles(text), vocabulary).prepare(
-    "train", quiet=True, workers=int(workers), runner=runner
+    "train",
+    quiet=True,
+    workers=int(workers),
+    shard_bytes=int(shard_bytes) or None,
+    runner=BeamRunner("FnApiRunner", options) if options else None,
 )
 """
 
