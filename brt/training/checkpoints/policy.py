@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from brt.checks import Count, OneOf, configurable
@@ -32,6 +33,7 @@ class Best(NamedTuple):
 
 
 @configurable
+@dataclass(eq=False)
 class CheckpointPolicy:
     """Rules of when checkpoints are written, which are kept, and when a run stops early.
 
@@ -47,29 +49,24 @@ class CheckpointPolicy:
         patience: evaluations in a row without improvement after which to stop; None for never.
     """
 
-    def __init__(
-        self,
-        every: Count = 1000,
-        keep_last: Count = 3,
-        keep_every: Count | None = None,
-        keep_best: bool = False,
-        metric: str | None = None,
-        mode: Annotated[str, OneOf(("min", "max"))] | None = None,
-        patience: Count | None = None,
-    ):
-        for name, value in (("metric", metric), ("mode", mode), ("patience", patience)):
-            if value is not None and not keep_best:
+    every: Count = 1000
+    keep_last: Count = 3
+    keep_every: Count | None = None
+    keep_best: bool = False
+    metric: str | None = None
+    mode: Annotated[str, OneOf(("min", "max"))] | None = None
+    patience: Count | None = None
+
+    def __post_init__(self):
+        for name in ("metric", "mode", "patience"):
+            value = getattr(self, name)
+            if value is not None and not self.keep_best:
                 raise ValueError(
                     f"CheckpointPolicy.{name} = {value!r} needs CheckpointPolicy.keep_best = True: "
                     "bind it as well."
                 )
-        self.every = every
-        self.keep_last = keep_last
-        self.keep_every = keep_every
-        self.keep_best = keep_best
-        self.metric = metric.removeprefix("eval/") if metric else None
-        self.mode = mode or (_mode_of(self.metric) if self.metric else None)
-        self.patience = patience
+        self.metric = self.metric.removeprefix("eval/") if self.metric else None
+        self.mode = self.mode or (_mode_of(self.metric) if self.metric else None)
 
     def kept(self, steps: Collection[int], best: int | None = None) -> set[int]:
         kept = set(sorted(steps)[-self.keep_last :])

@@ -109,19 +109,12 @@ class Interval:
         self.sums = {}
         weight = max(sums["weight"], 1e-6)
         loss = sums["nats"] / weight
+        means = [name.removeprefix("mean/") for name in sums if name.startswith("mean/")]
         return {
             "train/loss": loss,
             "train/bits_per_token": loss / math.log(2),
             "train/accuracy": sums["correct"] / weight,
             "train/scored_tokens": sums["weight"],
             "train/skipped_steps": sums["skipped"],
-            **{
-                f"train/{name.removeprefix('mean/')}": value / sums[_count_name(name)]
-                for name, value in sums.items()
-                if name.startswith("mean/")
-            },
+            **{f"train/{name}": sums[f"mean/{name}"] / sums[f"count/{name}"] for name in means},
         }
-
-
-def _count_name(mean):
-    return mean.replace("mean/", "count/", 1)
