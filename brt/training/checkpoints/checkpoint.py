@@ -64,6 +64,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message names it and the reason."""
 
 
+class Damaged(CheckpointError):
+    """A checkpoint that is not what was written."""
+
+
 class OtherModel(CheckpointError):
     """A valid checkpoint with other arrays than the model or optimizer of the config."""
 
@@ -112,10 +116,6 @@ class Checkpoints:
         record: JSON values. best: step of the best evaluation, whose checkpoint is kept. Raises
         `CheckpointError` if an earlier write failed.
         """
-        with spent("saves"):
-            self._save(state, record, best)
-
-    def _save(self, state, record, best):
         ocp = self._ocp
         step = int(state.step)
         if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
@@ -197,17 +197,9 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return self._restore(step, abstract, parts)
-            except OtherModel:
-                raise
-            except Exception as error:  # damage has many kinds of errors
-                self._refuse_transient(step, error)
-                logging.warning(
-                    "Checkpoint %d in %s is damaged and was skipped: %s",
-                    step,
-                    self.folder,
-                    first_line(error),
-                )
+                return self.restore(step, abstract, parts)
+            except Damaged as error:
+                logging.warning("%s It was skipped.", error)
         if steps:
             raise CheckpointError(
                 f"None of the checkpoints {steps} in {self.folder} can be read: start in a new "
@@ -231,7 +223,7 @@ class Checkpoints:
             raise
         except Exception as error:  # damage has many kinds of errors
             self._refuse_transient(step, error)
-            raise CheckpointError(
+            raise Damaged(
                 f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "
                 f"steps: {others}."
             ) from error
