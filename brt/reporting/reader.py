@@ -11,6 +11,7 @@ from brt.bindings.errors import message
 from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recording import Recording
+from brt.evaluation.token_kinds import since_last_occurrence
 from brt.evaluation.words import Words
 from brt.reporting.runs import Run
 from brt.training.settings import Trainer
@@ -103,6 +104,8 @@ def _document(words, store, number, title, holding):
         )
         recordings.append({"name": name, "nats": nats, "entropy": entropy})
     shown = [text.encode("utf-16-le", "surrogatepass") for text in words.texts]
+    # 0: the word did not occur before.
+    last_seen = np.nan_to_num(since_last_occurrence(words), nan=NO_WORD, posinf=0)
     return {
         "number": number,
         "title": title,
@@ -112,16 +115,9 @@ def _document(words, store, number, title, holding):
         "whole": int(store.lengths_D[number]),
         "segment_length": holding[0][1]["segment_length"],
         "lengths": _packed([len(text) // 2 for text in shown], "<u2"),  # as JavaScript counts
-        "last_seen": _packed(last_seen(words), "<u4"),
+        "last_seen": _packed(last_seen, "<u4"),
         "recordings": recordings,
     }
-
-
-def last_seen(words: Words) -> np.ndarray:
-    """Returns tokens since each token's word occurred last, uint32; 0 for none, or `NO_WORD`."""
-    numbers = map(words.at, range(len(words.texts)))
-    distances = [NO_WORD if n is None else words.last_seen(n) or 0 for n in numbers]
-    return np.array(distances, np.uint32)
 
 
 def _packed(values, dtype):
