@@ -7,11 +7,9 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import build, train_here, write_config
 
 from brt.training.optimization.optimizers import adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
-from brt.training.records.run_folder import read_metrics
 
 
 def scales(losses, factor, patience):
@@ -67,26 +65,3 @@ def test_updates_are_those_of_the_lower_rate():
         expected, expected_state = halved.update(gradients, expected_state, params)
         np.testing.assert_allclose(updates["x"], expected["x"], rtol=1e-6)
         params = jax.tree.map(jnp.add, params, updates)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-def test_a_run_halves_its_rate_after_its_evaluations(tmp_path):
-    path = write_config(
-        tmp_path,
-        *("Trainer.steps = 9", "Trainer.log_every = 1", "Trainer.eval_every = 2"),
-        *("Trainer.plateau = @ReduceOnPlateau()", "ReduceOnPlateau.patience = 0"),
-        *("Evaluation.max_steps = 1", "Evaluation.cleared = False", "Evaluation.split = 'test'"),
-        *("Trainer.schedule = @constant_rate", "constant_rate.value = 10.0"),  # diverges
-        "constant_rate.warmup_steps = 0",
-        without=["rsqrt"],
-    )
-    tiny = build(path)
-    train_here(tiny, tmp_path / "straight")
-    records = read_metrics(str(tmp_path / "straight"))
-    losses = [record["eval/loss"] for record in records if "eval/loss" in record]
-    rates = [record["train/learning_rate"] for record in records if "train/loss" in record]
-    after = [1.0, *scales(losses, 0.5, 0)]
-    assert after[-1] < 1, "the run improved at every evaluation and shows nothing"
-    # The rate of step n follows from the evaluations after steps 2, 4, ... < n.
-    np.testing.assert_allclose(rates, [10.0 * after[(n - 1) // 2] for n in range(1, 10)], rtol=1e-5)

@@ -3,7 +3,9 @@
 import os
 import signal
 
+import numpy as np
 import pytest
+from test_plateau import scales
 from tiny_run import assert_same_run, build, command, records, train_here, write_config
 
 from brt import train
@@ -19,7 +21,7 @@ BINDINGS = (
     # Every evaluation decides the rate of the steps after it.
     "Trainer.plateau = @ReduceOnPlateau()",
     "ReduceOnPlateau.patience = 0",
-    "rsqrt.multiplier = 4.0",
+    "rsqrt.multiplier = 80.0",  # so high that the loss rises at step 8
 )
 
 
@@ -54,10 +56,14 @@ def passes(monkeypatch):
     return plan
 
 
-def test_the_undisturbed_runs_rate_depends_on_evaluations(straight):
-    rates = {r["step"]: r["train/learning_rate"] for r in records(straight.folder.path, "train/")}
-    usual = {step: 4.0 / step**0.5 for step in rates}
-    assert any(rates[step] < 0.6 * usual[step] for step in rates)
+def test_rates_of_the_undisturbed_run_follow_its_evaluations(straight):
+    losses = [record["eval/loss"] for record in records(straight.folder.path, "eval/")]
+    scale = [1.0, *scales(losses, 0.5, 0)]
+    assert scale[2] < 1, "the run improved at every evaluation and shows nothing"
+    usual = 80.0 / 100**0.5
+    rates = [usual * min(step, 2) / 2 * scale[step // 4] for step in range(STEPS)]
+    found = [record["train/learning_rate"] for record in records(straight.folder.path, "train/")]
+    np.testing.assert_allclose(found, np.mean(np.reshape(rates, (-1, 3)), axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("segment", "step"), [(5, 4), (17, 12)])
