@@ -21,10 +21,11 @@ from brt.run.data import check_data, prepare_missing, store_contents
 from brt.run.description import describe, settings
 from brt.run.loop import TrainingRun
 from brt.training.checkpoints.parameters import load_params
-from brt.training.over_time.mesh import training_mesh
+from brt.training.over_time.mesh import divided
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
+from brt.training.sharding import asked_mesh
 
 FLAGS = flags.FLAGS
 define_text()
@@ -60,7 +61,8 @@ def main() -> None:
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = training_mesh(experiment.trainer, experiment.model, FLAGS.devices)
+    trainer = experiment.trainer
+    mesh = divided(trainer, experiment.model, asked_mesh(trainer.mesh, FLAGS.devices))
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:

@@ -9,12 +9,7 @@ from brt.models.diagonal import layerwise_of
 from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
 from brt.training.settings import Trainer
-from brt.training.sharding import AnyMesh, asked_mesh
-
-
-def training_mesh(trainer: Trainer, model: Model, devices: str | None) -> jax.sharding.Mesh:
-    """Returns `asked_mesh` of `Trainer.mesh`, divided by `Trainer.devices_over_time`."""
-    return divided(trainer, model, asked_mesh(trainer.mesh, devices))
+from brt.training.sharding import AnyMesh
 
 
 def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
@@ -35,13 +30,11 @@ def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
             "must be 1."
         )
     refused = trainer.clear_state, trainer.reread_segments, trainer.most_scored
-    if model.dropout or any(refused):
+    if model.dropout or any(refused) or trainer.bptt_depth is not None:
         raise ValueError(
             f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
-            "Trainer.clear_state, reread_segments and most_scored."
+            "Trainer.bptt_depth, clear_state, reread_segments and most_scored."
         )
-    if trainer.bptt_depth is not None:
-        raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")
     layerwise_of(model, "Trainer.devices_over_time")
     names, shape = ("data", OVER_TIME, "fsdp", "model"), (data // N, N, 1, models)
     types = (AxisType.Auto,) * len(names)
