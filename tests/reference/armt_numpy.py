@@ -1,12 +1,12 @@
 """The Associative Recurrent Memory Transformer as plain loops in NumPy float64.
 
 Read it beside Rodkin et al. 2024, arXiv:2407.04841, section 2: one row, one layer, one position and
-one memory token at a time. The layers are those of `rmt_numpy`, without read and write positions:
-each token sees the tokens before it, and the memory tokens are the last tokens.
+one memory token at a time. The layers are Transformer-XL's, from txl_numpy.py; the memory tokens
+are the last tokens.
 """
 
 import numpy as np
-import rmt_numpy
+import txl_numpy
 
 
 def dpfp(x_Y):
@@ -47,29 +47,25 @@ class Matrix:
         return after
 
 
-class Reader:
+class Reader(txl_numpy.Reader):
     """Reads documents of one row; params: a nested dictionary of the model's."""
 
-    def __init__(self, params, num_heads):
-        self.weights = rmt_numpy.of_model(params)
-        associations = params["associations"]
+    def __init__(self, params, config):
+        super().__init__(params["body"], config)
+        self.memory_SD = np.asarray(params["memory_SD"], np.float64)
         self.associations = [
-            {name: np.asarray(x, np.float64) for name, x in associations[i].items()}
-            for i in sorted(associations)
+            {name: np.asarray(x, np.float64) for name, x in params["associations"][i].items()}
+            for i in sorted(params["associations"])
         ]
-        self.settings = rmt_numpy.Settings(num_heads, memory_at_end=False)
 
     def begin(self):
         return [Matrix(weights) for weights in self.associations]
 
     def read(self, tokens_T, matrices):
         """Logits (T, V) of a segment, and the matrices after it."""
-        T, memory_SD = len(tokens_T), self.weights["memory_SD"]
-        x_XD = np.concatenate([rmt_numpy.embed(self.weights, tokens_T), memory_SD])
-        X, D = x_XD.shape
-        after = []
-        for layer, matrix in zip(self.weights["layers"], matrices, strict=True):
-            x_XD = np.stack([matrix.read(x_D) for x_D in x_XD])
-            x_XD = rmt_numpy.run_layer(layer, self.settings, x_XD, np.zeros((0, D)), X)
-            after.append(matrix.write(x_XD[T:]))
-        return x_XD[:T] @ self.weights["embedding_VD"].T + self.weights["bias_V"], after
+        T, x, after = len(tokens_T), [*self.embed(tokens_T), *self.memory_SD], []
+        for layer, matrix in enumerate(matrices):
+            x = [matrix.read(x_D) for x_D in x]
+            x = txl_numpy.run_layer(x, [], layer, self.params, self.config, lambda i, j: j <= i)
+            after.append(matrix.write(x[T:]))
+        return self.scores(x[:T]), after

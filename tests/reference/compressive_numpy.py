@@ -42,9 +42,7 @@ class Reader(txl_numpy.Reader):
         config = self.config
         # mem_len is unlimited in this call: the memories are shortened below.
         contents = [[*compressed, *recent] for compressed, recent in memories] + [[]]
-        outputs, grown = txl_numpy.read_segment(
-            tokens_T, contents, self.params, config, mem_len=10**9, artefacts=False
-        )
+        outputs, grown = self.run(self.embed(tokens_T), contents, mem_len=10**9)
         after = []
         for (compressed, recent), everything, kernel in zip(memories, grown, self.kernels):
             everything = [*recent, *everything[len(compressed) + len(recent) :]]
@@ -54,5 +52,4 @@ class Reader(txl_numpy.Reader):
                 group = dropped[first : first + self.rate]
                 compressed = [*compressed, compress(group, kernel, self.compression)]
             after.append((compressed[max(len(compressed) - self.compressed, 0) :], kept))
-        scored = [txl_numpy.log_probabilities(y, self.params, config)[1] for y in outputs]
-        return np.array(scored), after
+        return self.scores(outputs), after

@@ -128,7 +128,7 @@ def embed(token, params, config):
 
 
 def log_probabilities(x, params, config):
-    """log p of every word, and the plain logits if there is one bin."""
+    """log p of every word, and the plain logits if there is one bin, else log p again."""
     edges = [0, *config["cutoffs"], config["n_token"]]
     several = config["div_val"] > 1
 
@@ -148,42 +148,56 @@ def log_probabilities(x, params, config):
         return log_softmax(head), head
     head = log_softmax(head)
     tails = [head[-i] + log_softmax(logits(i)) for i in range(1, len(edges) - 1)]
-    return np.concatenate([head[: edges[1]], *tails]), None
+    log_p = np.concatenate([head[: edges[1]], *tails])
+    return log_p, log_p
 
 
-def attend(i, x, memory, layer, params, config, mem_len):
-    """What query i of a segment reads; section 3.3, scores of one pair at a time."""
+def run_layer(x, memory, layer, params, config, sees, artefacts=False):
+    """The outputs of a layer; section 3.3, the score of one pair at a time.
+
+    sees: whether a query reads a key, both by their numbers, from the oldest vector of the memory.
+    """
     prefix, H, K = f"layers.{layer}.dec_attn.", config["n_head"], config["d_head"]
     kind, everything = config["attn_type"], [*memory, *x]
     if config["pre_lnorm"]:
         everything = [layer_norm(y, params, prefix) for y in everything]
     if kind < 2:
         W_q, W_k, W_v = np.split(params[prefix + "qkv_net.weight"], 3)
+        u_HK = untied(params["r_w_bias"], layer)
     else:
-        W_q = params[prefix + "q_net.weight"]
+        W_q, u_HK = params[prefix + "q_net.weight"], np.zeros((H, K))
         W_k, W_v = np.split(params[prefix + "kv_net.weight"], 2)
-    here = len(memory) + i
-    oldest = max(0, here - mem_len + 1) if config["same_length"] else 0
-    q = (W_q @ everything[here]).reshape(H, K)
-    read = []
-    for h in range(H):
-        scores, values = [], []
-        for j in range(oldest, here + 1):
-            k = (W_k @ everything[j]).reshape(H, K)[h]
-            score = q[h] @ k
-            if kind == 0:
-                W_r = params[prefix + "r_net.weight"]
-                r = (W_r @ sinusoid(here - j, config)).reshape(H, K)[h]
-                u, v = (untied(params[name], layer) for name in ("r_w_bias", "r_r_bias"))
-                score += q[h] @ r + u[h] @ k + v[h] @ r
-            elif kind == 1:
-                r = farthest_first(params["r_emb"][layer], here - j, config)[h]
-                d = farthest_first(params["r_bias"][layer], here - j, config)[h]
-                score += q[h] @ r + params["r_w_bias"][layer][h] @ k + d
-            scores.append(score / np.sqrt(K))
-            values.append((W_v @ everything[j]).reshape(H, K)[h])
-        read.append(np.exp(log_softmax(np.array(scores))) @ np.array(values))
-    return params[prefix + "o_net.weight"] @ np.concatenate(read)
+    q, k, v = ([(W @ y).reshape(H, K) for y in everything] for W in (W_q, W_k, W_v))
+
+    def of_position(h, query, distance):
+        if kind == 0:
+            r_HK = (params[prefix + "r_net.weight"] @ sinusoid(distance, config)).reshape(H, K)
+            return (q[query][h] + untied(params["r_r_bias"], layer)[h]) @ r_HK[h]
+        if kind == 1:
+            r, d = (farthest_first(params[x][layer], distance, config) for x in ("r_emb", "r_bias"))
+            return q[query][h] @ r[h] + d[h]
+        return 0.0
+
+    def score(h, query, key):
+        ahead = key - query
+        if ahead < 1 or not artefacts:
+            known = of_position(h, query, -ahead)
+        elif ahead == 1:
+            known = 0.0
+        else:  # the next query's, of a distance counted from the far end
+            known = of_position(h, query + 1, len(everything) - 1 - (ahead - 2))
+        return ((q[query][h] + u_HK[h]) @ k[key][h] + known) / np.sqrt(K)
+
+    outputs = []
+    for here, y in enumerate(x, len(memory)):
+        seen, read = [j for j in range(len(everything)) if sees(here, j)], []
+        for h in range(H):
+            weights = np.exp(log_softmax(np.array([score(h, here, j) for j in seen])))
+            read.append(weights @ np.array([v[j][h] for j in seen]))
+        y = y + params[prefix + "o_net.weight"] @ np.concatenate(read)
+        y = y if config["pre_lnorm"] else layer_norm(y, params, prefix)
+        outputs.append(feed_forward(y, layer, params, config))
+    return outputs
 
 
 def untied(bias, layer):
@@ -199,18 +213,22 @@ def feed_forward(x, layer, params, config):
     return x if config["pre_lnorm"] else layer_norm(x, params, prefix)
 
 
-def read_segment(tokens, memories, params, config, mem_len, artefacts=True):
+def read_segment(x, memories, params, config, mem_len, artefacts=True, sees=None):
     """One segment of one row.
 
     Args:
-        tokens: T ids.
+        x: T vectors, of tokens as from `embed`.
         memories: for each layer, and for the last one's outputs, a list of vectors.
+        sees: as of `run_layer`; None: the vectors before each, at most mem_len with same_length.
 
     Returns:
         The last layer's outputs, T vectors, and the memories after the segment.
     """
-    T, n = len(tokens), config["n_layer"]
-    x, after = [embed(token, params, config) for token in tokens], []
+    T, n, after = len(x), config["n_layer"], []
+
+    def earlier(query, key):
+        return key <= query and (key > query - mem_len or not config["same_length"])
+
     if config["attn_type"] == 2:
         x = [y + sinusoid(T - 1 - i, config) for i, y in enumerate(x)]
     for layer in range(n):
@@ -226,12 +244,7 @@ def read_segment(tokens, memories, params, config, mem_len, artefacts=True):
                 rows = [farthest_first(table, position, config) for position in positions]
                 memory = [y + row for y, row in zip(memory, rows)]
         after.append((memory + x)[max(0, len(memory) + T - mem_len) :])
-        attended = []
-        for i, y in enumerate(x):
-            y = y + attend(i, x, memory, layer, params, config, mem_len)
-            prefix = f"layers.{layer}.dec_attn."
-            attended.append(y if config["pre_lnorm"] else layer_norm(y, params, prefix))
-        x = [feed_forward(y, layer, params, config) for y in attended]
+        x = run_layer(x, memory, layer, params, config, sees or earlier, artefacts)
     after.append((memories[n] + x)[max(0, len(memories[n]) + T - mem_len) :])
     return x, after
 
@@ -253,14 +266,17 @@ class Reader:
 
     def read(self, tokens_T, memories):
         """Logits or log-probabilities (T, V) of a segment, and the memories after it."""
-        outputs, memories = read_segment(
-            tokens_T, memories, self.params, self.config, self.config["mem_len"], artefacts=False
-        )
-        scored = []
-        for y in outputs:
-            log_p, logits = log_probabilities(y, self.params, self.config)
-            scored.append(log_p if logits is None else logits)
-        return np.array(scored), memories
+        outputs, memories = self.run(self.embed(tokens_T), memories, self.config["mem_len"])
+        return self.scores(outputs), memories
+
+    def embed(self, tokens_T):
+        return [embed(token, self.params, self.config) for token in tokens_T]
+
+    def run(self, x, memories, mem_len, sees=None):
+        return read_segment(x, memories, self.params, self.config, mem_len, False, sees)
+
+    def scores(self, outputs):
+        return np.array([log_probabilities(y, self.params, self.config)[1] for y in outputs])
 
 
 def of_model(params, config):
@@ -333,32 +349,34 @@ def record(config, params, tokens, targets, artefacts=True):
     Args:
         tokens, targets: (S, T, B) ids.
     """
-    (S, T, B), D, V = tokens.shape, config["d_model"], config["n_token"]
+    S, n = len(tokens), config["n_layer"]
     mem_len = config.get("reset_length", [0, 0, config["mem_len"]])[2]
     wide = {name: value.astype(np.float64) for name, value in params.items()}
-    memories = [[[] for _ in range(config["n_layer"] + 1)] for _ in range(B)]
-    hidden, scored = np.zeros((S, T, B, D)), np.zeros((S, T, B, V))
-    log_p, kept = np.zeros((S, T, B, V)), {}
+    memories, hidden, kept = [[[] for _ in range(n + 1)]] * tokens.shape[2], [], {}
     for s in range(S):
-        if s == 1 and mem_len:
-            kept |= {f"mems_in_seg1/{i}": _stacked(memories, i) for i in range(len(memories[0]))}
-        for b in range(B):
-            x, memories[b] = read_segment(
-                tokens[s, :, b], memories[b], wide, config, mem_len, artefacts
-            )
-            hidden[s, :, b] = x
-            for t in range(T):
-                log_p[s, t, b], logits = log_probabilities(x[t], wide, config)
-                scored[s, t, b] = log_p[s, t, b] if logits is None else logits
-    if mem_len:
-        kept |= {f"mems/{i}": _stacked(memories, i) for i in range(len(memories[0]))}
-    found = {"tokens": tokens, "targets": targets, "hidden": hidden, **kept}
-    found["log_probs" if config["cutoffs"] else "logits"] = scored
-    found["loss"] = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+        rows = []
+        for tokens_T, memory in zip(tokens[s].T, memories):
+            x = [embed(token, wide, config) for token in tokens_T]
+            rows.append(read_segment(x, memory, wide, config, mem_len, artefacts))
+        x, memories = zip(*rows)
+        hidden.append(np.stack(x, axis=1))
+        for prefix in ["mems_in_seg1"] * (s == 0) + ["mems"] * (s == S - 1):
+            kept |= {f"{prefix}/{i}": stacked(memories, i) for i in range(n + 1)}
+    found = scored_targets(np.array(hidden), targets, wide, config)
+    found |= kept if mem_len else {}
+    found |= {"tokens": tokens, "targets": targets, "hidden": np.array(hidden)}
     found |= {f"params/{name}": value for name, value in params.items()}
     return found | {"config_json": np.array(json.dumps(config))}
 
 
-def _stacked(memories, layer):
+def scored_targets(x, targets, params, config):
+    """The logits, or log p if there are several bins, of outputs (S, T, B, D), and the losses."""
+    both = [log_probabilities(y, params, config) for y in x.reshape(-1, x.shape[-1])]
+    log_p, scores = (np.array(each).reshape(*x.shape[:-1], -1) for each in zip(*both))
+    loss = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    return {"log_probs" if config["cutoffs"] else "logits": scores, "loss": loss}
+
+
+def stacked(memories, layer):
     """(M, B, D) of every row's memory of a layer."""
     return np.stack([np.array(row[layer]) for row in memories], axis=1)

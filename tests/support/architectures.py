@@ -52,6 +52,8 @@ from brt.models.transformer_xl.compressive_memory import CompressiveMemory
 from brt.models.transformer_xl.model import TransformerXL
 
 WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"}
+OF_TXL = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
+"""The same sizes by the names of Transformer-XL's released code."""
 LACT = functools.partial(LactMemory, hidden_size=5)
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
 MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
@@ -108,8 +110,7 @@ def block_recurrent(
 
 def transformer_xl(config, **settings) -> Architecture:
     """An entry of a Transformer-XL; config: of its reference, by the released code's names."""
-    sizes = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
-    config = sizes | dict(mem_len=settings["memory_length"]) | config
+    config = OF_TXL | dict(mem_len=settings["memory_length"]) | config
     return Architecture(
         build=lambda rngs, **overrides: TransformerXL(
             rngs, **WITHOUT_WINDOW | settings | overrides
@@ -141,15 +142,14 @@ def recurrent_memory(body, reference, within=False, reach=None, **settings) -> A
 
 def around_transformer_xl(**settings) -> Architecture:
     """Memory tokens around a Transformer-XL, as published."""
-    reader_settings = dict(
-        num_heads=SIZES["num_heads"],
-        cache=settings["memory_length"],
-        memory_at_end=settings.get("memory_at_end", True),
-        read_from_cache=settings.get("read_memory_from_cache", False),
+    config = OF_TXL | dict(
+        mem_len=settings["memory_length"],
+        mem_at_end=settings.get("memory_at_end", True),
+        read_mem_from_cache=settings.get("read_memory_from_cache", False),
     )
     return recurrent_memory(
         lambda rngs, **given: TransformerXL(rngs, **WITHOUT_WINDOW | given),
-        lambda params: rmt_numpy.Reader(params, rmt_numpy.Settings(**reader_settings)),
+        lambda params: rmt_numpy.Reader(params, config),
         **settings,
     )
 
@@ -164,7 +164,7 @@ def associative_tokens(**settings) -> Architecture:
         return AssociativeRecurrentMemoryTransformer(rngs, body=body, **own)
 
     def reference(params):
-        return armt_numpy.Reader(params, SIZES["num_heads"])
+        return armt_numpy.Reader(params, OF_TXL)
 
     return Architecture(build, reference, settings, cleared=(0, 1, 2))
 
@@ -204,8 +204,7 @@ def recurrent_network(model, token, state, **words) -> Architecture:
 
 def compressive(length, reach, **memory) -> Architecture:
     """An entry of the Compressive Transformer; memory: arguments of its `CompressiveMemory`."""
-    config = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
-    config |= dict(mem_len=length)
+    config = OF_TXL | dict(mem_len=length)
     settings = dict(memory_length=length, memory=functools.partial(CompressiveMemory, **memory))
     return Architecture(
         build=lambda rngs, **overrides: TransformerXL(
