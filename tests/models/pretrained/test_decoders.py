@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import gpt2_numpy
+import decoders_numpy
 import jax
 import jax.numpy as jnp
-import llama_numpy
 import numpy as np
 import pytest
 from flax import nnx
@@ -44,7 +43,11 @@ VARIANTS = {
         | dict(parallel=False, biases=False, activation="gelu_new", rotary_share=1.0, tied=True),
     ),
 }
-DEFAULTS = {GPT2: {}, Llama: {"epsilon": 1e-6}, GPTNeoX: {"activation": "gelu", "epsilon": 1e-5}}
+DEFAULTS = {
+    GPT2: {},
+    Llama: {"epsilon": 1e-6, "rotary_share": 1.0},
+    GPTNeoX: {"activation": "gelu"},
+}
 ROWS, TOKENS = 2, 5
 
 
@@ -95,16 +98,15 @@ def test_every_layer_follows_from_the_equations(variant):
         outputs, logits_BTV = read(params, tokens_BT)
     ours = plain(parameters(body))
     kind, sizes = VARIANTS[variant]
-    reference = gpt2_numpy if kind is GPT2 else llama_numpy
     settings = DEFAULTS[kind] | sizes | {"begin_id": body.settings.begin_id}
-    known = reference.Settings.__dataclass_fields__
+    known = decoders_numpy.Settings.__dataclass_fields__
     settings = {n: x for n, x in settings.items() if n in known and x is not None}
-    settings = reference.Settings(**settings)
+    settings = decoders_numpy.Settings(**settings)
     for row in range(ROWS):
-        words = [gpt2_numpy.embedded(ours, token, settings) for token in tokens_BT[row]]
+        words = [decoders_numpy.embedded(ours, token, settings) for token in tokens_BT[row]]
         extras = {2: [vectors_BMD[0, 0], vectors_BMD[0, 1]] if row == 0 else [vectors_BMD[1, 1]]}
-        expected = reference.window(ours, words, settings, extras, {3: lambda x: 2 * x})
-        logits = gpt2_numpy.logits(ours, expected[-1])
+        expected = decoders_numpy.window(ours, words, settings, extras, {3: lambda x: 2 * x})
+        logits = decoders_numpy.logits(ours, expected[-1])
         for found, layer in zip((*outputs, logits_BTV), (*expected, logits), strict=True):
             np.testing.assert_allclose(found[row], layer, rtol=0, atol=1e-9 * np.abs(layer).max())
 

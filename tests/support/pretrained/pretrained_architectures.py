@@ -2,8 +2,7 @@
 
 import functools
 
-import gpt2_numpy
-import llama_numpy
+import decoders_numpy
 import own_memories_numpy
 import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
@@ -61,12 +60,12 @@ def gpt2(memories=(), reference=None, cleared=(), transcribed=None, **settings) 
         body = functools.partial(GPT2, **of_body)
         return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
 
-    known = gpt2_numpy.Settings.__dataclass_fields__
+    known = decoders_numpy.Settings.__dataclass_fields__
     given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (transcribed or {})
-    plain = gpt2_numpy.Settings(**{name: given[name] for name in known if name in given})
+    plain = decoders_numpy.Settings(**{name: given[name] for name in known if name in given})
     return Architecture(
         build=build,
-        reference=reference or (lambda params: gpt2_numpy.Reader(params, plain)),
+        reference=reference or (lambda params: decoders_numpy.Reader(params, plain)),
         settings=settings,
         cleared=cleared,
         various="ACIJKU",
@@ -104,7 +103,7 @@ def with_associative(rule, overlap=0):
 
 
 def with_own(memory, kind, overlap=0):
-    """An entry of a layer memory at the second layer; kind: as `gpt2_numpy.LayerMemoryAt` asks."""
+    """An entry of a layer memory at the second layer; kind: as `LayerMemoryAt` asks."""
     at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
     return gpt2(
         (at_layer,), cleared=(1,), transcribed=dict(layer_memory=(2, kind)), overlap=overlap
@@ -139,18 +138,13 @@ def memory_tokens_on_gpt2(num_memory):
 
         return RecurrentMemoryTransformer(rngs, body=body, **own)
 
-    cell_settings = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    cell = paper_numpy.Settings(**_cell_of_gpt2(cell_settings))
-    settings = gpt2_numpy.Settings(
-        num_heads=GPT2_SIZES["num_heads"],
-        begin_id=VOCABULARY - 1,
-        epsilon=GPT2_SIZES["epsilon"],
-        cell=cell,
-        cell_layer=2,
-    )
+    def reference(params):
+        settings = within.reference(params["body"]).settings
+        return decoders_numpy.MemoryTokensReader(params, settings)
+
     return Architecture(
         build=build,
-        reference=lambda params: gpt2_numpy.MemoryTokensReader(params, settings),
+        reference=reference,
         settings=dict(num_memory=num_memory),
         cleared=(1, 2),
         various="ACIJKUS",
@@ -184,10 +178,12 @@ def llama(model, transcribed, cleared=(), **settings) -> Architecture:
         of_body = {name: given.pop(name) for name in OF_LLAMA if name in given}
         return model(rngs, body=functools.partial(Llama, **of_body), **given)
 
-    known = llama_numpy.Settings.__dataclass_fields__
-    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | transcribed
-    reader_settings = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
-    reader = llama_numpy.SlidingReader if reader_settings.sliding else llama_numpy.Reader
+    known = decoders_numpy.Settings.__dataclass_fields__
+    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1, rotary_share=1.0) | settings | transcribed
+    reader_settings = decoders_numpy.Settings(
+        **{name: given[name] for name in known if name in given}
+    )
+    reader = decoders_numpy.SlidingReader if reader_settings.sliding else decoders_numpy.Reader
     return Architecture(
         build=build,
         reference=lambda params: reader(params, reader_settings),
