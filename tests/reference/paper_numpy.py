@@ -5,7 +5,7 @@ Where the paper is silent the comment says "code": the released implementation, 
 shared/golden/README.md section 1. Nothing here is fast, shared or clever on purpose: one row, one
 block, one layer, one head and one query at a time.
 
-Axes: B rows, T tokens of a segment, W tokens of a block, X = 2W tokens of two blocks, S states,
+Axes: T tokens of a segment, W tokens of a block, X = 2W tokens of two blocks, S states,
 H heads, K head size, A = H K, C = 2 A (self beside cross), D width, F feed-forward width,
 V vocabulary, R relative-position buckets; N is any number of keys or vectors.
 Names: e is computed from the token embeddings, s from the states; v is the vertical direction
@@ -58,61 +58,14 @@ class Settings:
         assert self.recurrent_layers or not self.feedback, "feedback needs a recurrent layer"
 
 
-def init_caches(params, settings, rows):
-    """What every layer remembers at the start of a document.
-
-    Returns: list, one dict per layer, of float64: "keys" and "values" (B, W, H, K), zeros;
-        in recurrent layers also "states" (B, S, D), the learned initial states; in memorizing
-        layers also "memory_keys" and "memory_values" (B, M, H, K) and "written" (B,).
-    Source: section 3 (cache of the last block), 3.1 (states); zeros and learned values: code.
-    """
-    shape_BWHK = (rows, settings.window, settings.num_heads, settings.head_size)
-    caches = [{name: np.zeros(shape_BWHK) for name in ("keys", "values")} for _ in params["layers"]]
-    for index in settings.recurrent_layers:
-        initial_SD = params["layers"][index]["cell"]["initial_states_SD"]
-        caches[index]["states"] = np.stack([initial_SD] * rows)
-    for index in settings.memorizing_layers:
-        memory = memorizing_numpy.empty(settings)
-        caches[index] |= {name: np.stack([array] * rows) for name, array in memory.items()}
-    return caches
-
-
-def run_segment(params, settings, tokens_BT, starts_B, caches):
-    """One segment of every row, block by block through the whole stack.
-
-    Args:
-        params: nested dict of float64 arrays, the shapes in their names.
-        tokens_BT: int (B, T), T a multiple of W; -1 is the begin of a document.
-        starts_B: bool (B,), rows that start a document and so forget their cache.
-        caches: as init_caches gives them; not changed.
-
-    Returns: logits_BTV float64 (B, T, V), and the new caches.
-    Source: section 3 and Fig. 2 (segments, blocks, cache), section 3.1, App. E (feedback).
-    """
-    assert params["embedding_VD"].dtype == np.float64, "the reference works in float64"
-    B, T = tokens_BT.shape
-    logits_BTV = np.zeros((B, T, params["embedding_VD"].shape[0]))
-    empty = init_caches(params, settings, B)
-    new_caches = init_caches(params, settings, B)
-    for b in range(B):
-        source = empty if starts_B[b] else caches
-        memory = [{name: array[b] for name, array in cache.items()} for cache in source]
-        x_TD = embed(params, tokens_BT[b])
-        y_TD, memory = run_vectors(params, settings, x_TD, memory)
-        logits_BTV[b] = predict(params, settings, y_TD)
-        for index, cache in enumerate(memory):
-            for name in cache:
-                new_caches[index][name][b] = cache[name]
-    return logits_BTV, new_caches
-
-
 def run_vectors(params, settings, x_TD, memory, own_memory=None):
     """Embedded positions of one row through the stack, block by block.
 
-    memory: of one row, as `init_caches` has it for several; not changed.
+    memory: as from `Reader.begin`; not changed.
     own_memory: `Reader.own_memory`, or None.
 
     Returns: the outputs of the last layer (T, D), and the new memory.
+    Source: section 3 and Fig. 2 (segments, blocks, cache), section 3.1, App. E (feedback).
     """
     W, L = settings.window, len(params["layers"])
     memory, outputs = list(memory), []
@@ -364,15 +317,25 @@ class Reader:
     """
 
     def __init__(self, params, settings):
+        assert params["embedding_VD"].dtype == np.float64, "the reference works in float64"
         self.params, self.settings = params, settings
 
     def begin(self):
-        """The memory of a document that has not begun."""
-        caches = init_caches(self.params, self.settings, 1)
-        return [{name: array[0] for name, array in cache.items()} for cache in caches]
+        """What each layer remembers of a document that has not begun: zeros, learned states.
+
+        Source: section 3 (cache of the last block), 3.1 (states); zeros and learned values: code.
+        """
+        settings, layers = self.settings, self.params["layers"]
+        shape_WHK = settings.window, settings.num_heads, settings.head_size
+        memory = [{name: np.zeros(shape_WHK) for name in ("keys", "values")} for _ in layers]
+        for index in settings.recurrent_layers:
+            memory[index]["states"] = layers[index]["cell"]["initial_states_SD"]
+        for index in settings.memorizing_layers:
+            memory[index] |= memorizing_numpy.empty(settings)
+        return memory
 
     def read(self, tokens_T, memory):
-        """Logits (T, V) of a segment, and the memory after it."""
+        """Logits (T, V) of a segment, and the memory after it; a token of -1 begins a document."""
         x_TD = embed(self.params, tokens_T)
         y_TD, memory = run_vectors(self.params, self.settings, x_TD, memory, self.own_memory)
         return predict(self.params, self.settings, y_TD), memory

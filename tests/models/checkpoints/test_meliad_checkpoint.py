@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
-from paper_numpy import Settings, init_caches, run_segment
+from paper_numpy import Reader, Settings
 from paths import GOLDEN
 from ragged import ragged_segments
 from tiny_models import parameters
@@ -164,14 +164,17 @@ def transcribed(model, tokens, starts):
         gate = getattr(cell, "attention_gate", None) or cell.feed_forward_gate
         settings = replace(settings, gate=gate.kind, arrangement=cell.arrangement)
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(model))
-    caches, logits, saved = init_caches(wide, settings, tokens.shape[1]), [], {}
+    reader, logits, saved = Reader(wide, settings), [], {}
+    memories = [reader.begin()] * tokens.shape[1]
     for step, (tokens_BT, starts_B) in enumerate(zip(tokens, starts, strict=True)):
-        logits_BTV, caches = run_segment(wide, settings, tokens_BT, starts_B, caches)
+        memories = [reader.begin() if new else old for new, old in zip(starts_B, memories)]
+        logits_BTV, memories = zip(*map(reader.read, tokens_BT, memories))
         logits.append(logits_BTV)
         for prefix in ["state_seg0"] * (step == 0) + ["state"] * (step == len(tokens) - 1):
-            for index, cache in enumerate(caches):
-                for key, array in cache.items():
+            for index, cache in enumerate(memories[0]):
+                for key in cache:
                     name = "recurrent_state" if key == "states" else f"previous_{key}"
+                    array = np.stack([memory[index][key] for memory in memories])
                     saved[f"{prefix}/transformer{index}/{name}_test"] = array
     return saved | {"logits": np.stack(logits)}
 
