@@ -5,38 +5,22 @@ import functools
 import jax
 import numpy as np
 import pytest
-from flax import nnx
-from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa: F401
+from architectures import VOCABULARY, random_model
+from tiny_models import quick_jit, wide_types  # noqa: F401
 
 from brt.models.attention_weights import ShowsAttention
-from brt.models.memory_tokens.model import RecurrentMemoryTransformer
-from brt.models.transformer_xl.model import TransformerXL
 
-B, T, V, SEGMENTS = 2, 4, 17, 4
-SIZES = dict(
-    vocabulary_size=V, num_layers=2, width=12, num_heads=2, head_size=4, feed_forward_size=10
-)
-xl = functools.partial(TransformerXL, **SIZES)
-
-
-def around(memory_length, **settings):
-    return functools.partial(
-        RecurrentMemoryTransformer,
-        num_memory=2,
-        body=functools.partial(xl, memory_length=memory_length),
-        **settings,
-    )
-
-
+B, T, V, SEGMENTS = 2, 4, VOCABULARY, 4
+XL = dict(same_length=False, clamp_length=None)
+LEARNED = XL | dict(encoding="learned", position_rows=7)
 MODELS = {
-    "xl": functools.partial(xl, memory_length=6),
-    "no memory": functools.partial(xl, memory_length=0, encoding="absolute"),
-    "learned": functools.partial(xl, memory_length=3, encoding="learned", position_rows=7),
-    "rmt": around(0),
-    "rmt, cache": around(11),
-    "start, cache": around(11, memory_at_end=False),
+    "xl": ("txl_same_length", XL | dict(memory_length=6)),
+    "no memory": ("txl_same_length", XL | dict(memory_length=0, encoding="absolute")),
+    "learned": ("txl_same_length", LEARNED | dict(memory_length=3)),
+    "rmt": ("rmt", dict(num_memory=2, memory_length=0)),
+    "rmt, cache": ("rmt", dict(num_memory=2, memory_length=11)),
+    "start, cache": ("rmt", dict(num_memory=2, memory_length=11, memory_at_end=False)),
 }
-REMEMBERED = {"xl": 6, "no memory": 0, "learned": 3, "rmt": 0, "rmt, cache": 11, "start, cache": 11}
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -44,8 +28,8 @@ every_model = pytest.mark.parametrize("name", MODELS)
 def built(name):
     """A model of random parameters, and its two ways to read a segment, compiled once."""
     with jax.enable_x64(True):
-        abstract = nnx.eval_shape(lambda: MODELS[name](OneKey()).for_segments(T))
-        model = cast(randomised(abstract, 1), "float64")
+        kind, settings = MODELS[name]
+        model = random_model(kind, 1, "float64", num_layers=2, **settings).for_segments(T)
     read = quick_jit(lambda *given: model(*given)[1])
     draw = quick_jit(lambda *given: model.attention_weights(*given)[0])
     return model, read, draw
@@ -81,7 +65,7 @@ def test_weights_of_visible_keys_sum_to_one(name):
 
 @every_model
 def test_a_cache_that_may_take_more_is_not_full(name):
-    model, memory = built(name)[0], REMEMBERED[name]
+    model, memory = built(name)[0], MODELS[name][1]["memory_length"]
     tokens = np.random.default_rng(0).integers(0, V, (SEGMENTS, B, T)).astype(np.int32)
     full = [bool(last_weights(name, tokens[:n]).full_B.all()) for n in range(1, SEGMENTS + 1)]
     positions = len(model.attention_layout(T).query_tokens)

@@ -40,15 +40,6 @@ def stack(model, x_BTD, caches):
     return _stack(*nnx.split(model), x_BTD, caches)
 
 
-@functools.partial(quick_jit, static_argnums=0)
-def _call(graph, params, *given):
-    return nnx.merge(graph, params)(*given)
-
-
-def call(model, *given):
-    return _call(*nnx.split(model), *given)
-
-
 def read(model, tokens_BT, lengths):
     """Logits of segments of these lengths, and the caches after them."""
     caches, found = model.init_caches(ROWS), []
