@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,13 +14,10 @@ from flax import nnx
 from paper_numpy import Reader, Settings
 from paths import GOLDEN
 from ragged import ragged_segments
+from test_recordings import every, needs_recordings
 from tiny_models import parameters
 
 from brt.models.checkpoints.meliad import UnsupportedCheckpoint, from_brt_path, load
-
-RECORDINGS = sorted(GOLDEN.glob("meliad_*.npz"))
-OF_MELODI = sorted(GOLDEN.glob("melodi_*.npz"))
-ABSENT = f"no recordings under {GOLDEN}"
 
 MELIAD = dict(gate_form="meliad", logits_divisor="width", num_states=5)
 CELLS = [
@@ -145,11 +141,6 @@ def test_a_missing_parameter_is_refused_by_name(path):
 # Recordings
 
 
-def every(files):
-    absent = pytest.param("none", marks=pytest.mark.skip(reason=ABSENT))
-    return pytest.mark.parametrize("file", files or [absent], ids=lambda file: Path(file).stem)
-
-
 def transcribed(model, tokens, starts):
     """Logits, and caches after the first and the last segment, as meliad would record them."""
     recurrent = tuple(i for i, layer in enumerate(model.layers) if layer.num_states)
@@ -199,7 +190,7 @@ def test_what_the_transcription_writes_is_reproduced(check, gate, arrangement):
     assert check(recording(gate, arrangement)) == 0
 
 
-@every([file for file in RECORDINGS if "memorizing" not in file.stem])
+@every(*(f"meliad_{kind}" for kind in ("xl", "slide", "rec", "feedback")))
 def test_the_transcription_writes_what_the_released_code_wrote(file):
     with np.load(file, allow_pickle=False) as archive:
         recorded = dict(archive)
@@ -211,23 +202,7 @@ def test_the_transcription_writes_what_the_released_code_wrote(file):
         np.testing.assert_allclose(array, recorded[name], rtol=0, atol=2e-5, err_msg=name)
 
 
-@every(RECORDINGS + OF_MELODI)
-def test_every_recording_is_reproduced(check, file):
-    """Gradients, which take long to compile, of one segment of one model."""
-    kept = ["grads_loss"] if "lstm" in file.stem or "memorizing" in file.stem else []
-    with np.load(file, allow_pickle=False) as archive:
-        names = [name for name in archive if not name.endswith("_loss") or name in kept]
-        arrays = {name: archive[name] for name in names}
-    assert check(arrays, name=file.stem) == 0
-
-
-@pytest.mark.slow
-@every(RECORDINGS + OF_MELODI)
-def test_every_recording_is_reproduced_with_all_its_gradients(check, file):
-    assert check(file) == 0
-
-
-@pytest.mark.skipif(not RECORDINGS, reason=ABSENT)
+@needs_recordings
 def test_a_recording_with_one_logit_moved_by_a_thousandth_fails(check, capsys):
     with np.load(GOLDEN / "meliad_xl.npz", allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive if not key.startswith("grads")}
@@ -241,7 +216,7 @@ def test_a_recording_with_one_logit_moved_by_a_thousandth_fails(check, capsys):
 EXACT = GOLDEN / "meliad_memorizing_exact_topk.npz"
 
 
-@pytest.mark.skipif(not EXACT.exists(), reason=ABSENT)
+@needs_recordings
 def test_a_recorded_memory_is_compared_as_its_file_is_named(check, capsys):
     with np.load(EXACT, allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive if not key.startswith("grads")}

@@ -1,6 +1,4 @@
-"""Decoders: every layer agrees with plain loops, and with recordings where they are."""
-
-from pathlib import Path
+"""Decoders: every layer agrees with plain loops."""
 
 import decoders_numpy
 import jax
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from paths import GOLDEN
+from test_recordings import needs_recordings
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.pretrained.backbone_layer import HIDDEN, Extra, Reads, Seen
@@ -137,25 +136,9 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
     assert not np.allclose(without, expected)
 
 
-RECORDINGS = sorted(
-    file
-    for kind in ("gpt2", "arpt_gpt2", "rmt_gpt2", "llama", "qwen2", "gpt_neox")
-    for file in (GOLDEN / "pretrained").glob(f"{kind}*.npz")
-)
-ABSENT = pytest.param("none", marks=pytest.mark.skip(reason=f"no recordings under {GOLDEN}"))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("file", RECORDINGS or [ABSENT], ids=lambda file: Path(file).stem)
-def test_every_recording_is_reproduced(check, file):
-    """Of transformers, of pooled recurrence, and of the released memory tokens."""
-    assert check(file) == 0
-
-
-@pytest.mark.slow
+@needs_recordings
 def test_a_wrong_number_in_a_recording_fails(check, tmp_path):
-    if not RECORDINGS:
-        pytest.skip(f"no recordings under {GOLDEN}")
     with np.load(GOLDEN / "pretrained" / "gpt2.npz", allow_pickle=False) as archive:
         recorded = dict(archive)
     (tmp_path / "models").symlink_to(GOLDEN / "pretrained" / "models")

@@ -1,14 +1,11 @@
 """Encoders and T5: every layer agrees with plain loops, from folders by their names on disk."""
 
-from pathlib import Path
-
 import encoders_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from paths import GOLDEN
 from tiny_encoder_folders import CONFIGS, T5_GATED, make
 
 from brt.pretrained.backbone_layer import Extra, Reads
@@ -158,14 +155,3 @@ def test_buckets_are_those_of_plain_loops():
     config = T5_GATED
     found = two_sided_buckets(distances, 8, 6)
     assert found.tolist() == [encoders_numpy.bucket(int(d), config, True) for d in distances]
-
-
-@pytest.mark.skipif(not (GOLDEN / "pretrained").exists(), reason="needs recordings")
-@pytest.mark.slow
-def test_recordings_are_met(check):
-    names = [
-        *("bert_classify", "bert_mlm", "roberta_classify", "roberta_qa", "deberta_v3"),
-        *("deberta_v2_own_keys", "t5_relu", "t5_gated", "rmt_bert", "rmt_roberta_all_losses"),
-        *("rmt_t5", "arpt_roberta", "distance_tables"),
-    ]
-    assert check(*(Path(GOLDEN / "pretrained" / f"{name}.npz") for name in names)) == 0
