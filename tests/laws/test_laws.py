@@ -309,22 +309,6 @@ def test_only_what_carries_a_state_sees_infinitely_far(name):
 
 
 @every_architecture
-def test_clearing_at_segments_spares_the_first_and_windows(name):
-    model = tiny(name)
-    # Some memories hold something after several segments only.
-    tokens = drawn_segments(model, 5, seed=13)
-    empty, read = model.empty, model.segment
-    first, kept = read(tokens[0], empty, NONE)
-    again, _ = read(tokens[0], clear_state(empty, empty), NONE)
-    np.testing.assert_array_equal(first, again)
-    for tokens_BT in tokens[1:-1]:
-        _, kept = read(tokens_BT, kept, NONE)
-    with_state, _ = read(tokens[-1], kept, NONE)
-    without, _ = read(tokens[-1], clear_state(kept, empty), NONE)
-    assert np.array_equal(with_state, without) is not bool(ARCHITECTURES[name].cleared)
-
-
-@every_architecture
 def test_clearing_the_state_keeps_windows_only(name):
     model = tiny(name)
     tokens = drawn_segments(model, 5, seed=16)
