@@ -2,59 +2,25 @@
 
 import numpy as np
 import txl_numpy
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def lstm_token(layer, x_I, state):
-    """One token of one row: Gers et al. 2000, with c and h of `state`."""
-    h_U, c_U = state
-    a_Z = layer["inputs_IZ"].T @ x_I + layer["hidden_UZ"].T @ h_U + layer["bias_Z"]
-    U = len(c_U)
-    i, f, o = (sigmoid(a_Z[n * U : (n + 1) * U]) for n in range(3))
-    c_U = f * c_U + i * np.tanh(a_Z[3 * U :])
-    h_U = o * np.tanh(c_U)
-    return h_U, (h_U, c_U)
-
-
-def qrnn_token(layer, x_I, state):
-    """One token of one row: Bradbury et al. 2017, equations 1 (k = 2) and 4 (fo-pooling)."""
-    last_I, c_U = state
-    a_Z = layer["earlier_IZ"].T @ last_I + layer["inputs_IZ"].T @ x_I + layer["bias_Z"]
-    U = len(c_U)
-    z, f, o = np.tanh(a_Z[:U]), sigmoid(a_Z[U : 2 * U]), sigmoid(a_Z[2 * U :])
-    c_U = f * c_U + (1 - f) * z
-    return o * c_U, (x_I, c_U)
-
-
-def lstm_state(layer):
-    U = len(layer["bias_Z"]) // 4
-    return np.zeros(U), np.zeros(U)
-
-
-def qrnn_state(layer):
-    return np.zeros(len(layer["inputs_IZ"])), np.zeros(len(layer["bias_Z"]) // 3)
+from paper_numpy import sigmoid
 
 
 class Reader:
-    """Reads documents with an LSTM or a QRNN.
+    """Reads documents with an `LSTM` or a `QRNN`.
 
     Args:
         params: nested dictionary of float64 arrays.
-        token, state: of a layer, `lstm_token` and `lstm_state` for example.
         config: of words in bins, by the names of Transformer-XL's released code; None: one table.
     """
 
-    def __init__(self, params, token, state, config=None):
-        self.params, self.token, self.state, self.config = params, token, state, config
+    def __init__(self, params, config=None):
+        self.params, self.config = params, config
         self.layers = [params["layers"][i] for i in range(len(params["layers"]))]
         if config:
             self.words = txl_numpy.of_words(params["embedding"], config)
 
     def begin(self):
-        return [self.state(layer) for layer in self.layers]
+        return [self.begin_layer(layer) for layer in self.layers]
 
     def embed(self, t):
         if self.config:
@@ -75,3 +41,32 @@ class Reader:
                 x, states[i] = self.token(layer, x, states[i])
             logits.append(self.score(x))
         return np.array(logits), states
+
+
+class LSTM(Reader):
+    """Gers et al. 2000; the state is h and c."""
+
+    def begin_layer(self, layer):
+        return np.zeros((2, len(layer["bias_Z"]) // 4))
+
+    def token(self, layer, x_I, state):
+        h_U, c_U = state
+        a_Z = layer["inputs_IZ"].T @ x_I + layer["hidden_UZ"].T @ h_U + layer["bias_Z"]
+        i, f, o, g = np.split(a_Z, 4)
+        c_U = sigmoid(f) * c_U + sigmoid(i) * np.tanh(g)
+        h_U = sigmoid(o) * np.tanh(c_U)
+        return h_U, (h_U, c_U)
+
+
+class QRNN(Reader):
+    """Bradbury et al. 2017, equations 1 (k = 2) and 4 (fo-pooling); the state is x and c."""
+
+    def begin_layer(self, layer):
+        return np.zeros(len(layer["inputs_IZ"])), np.zeros(len(layer["bias_Z"]) // 3)
+
+    def token(self, layer, x_I, state):
+        last_I, c_U = state
+        a_Z = layer["earlier_IZ"].T @ last_I + layer["inputs_IZ"].T @ x_I + layer["bias_Z"]
+        z, f, o = np.split(a_Z, 3)
+        c_U = sigmoid(f) * c_U + (1 - sigmoid(f)) * np.tanh(z)
+        return sigmoid(o) * c_U, (x_I, c_U)

@@ -185,13 +185,13 @@ def around_blocks(num_memory, within=False, **settings) -> Architecture:
     return Architecture(**vars(entry) | dict(cleared=(*cleared, *entry.cleared), various="S"))
 
 
-def recurrent_network(model, token, state, **words) -> Architecture:
+def recurrent_network(model, reader, **words) -> Architecture:
     """An entry of a stack of token-by-token layers; words: of its adaptive softmax."""
     settings = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10) | words
     config = dict(n_token=VOCABULARY, d_model=12, div_val=1, cutoffs=[]) | words if words else None
     return Architecture(
         build=lambda rngs, **overrides: model(rngs, **settings | overrides),
-        reference=lambda params: recurrent_networks_numpy.Reader(params, token, state, config),
+        reference=lambda params: reader(params, config),
         settings=settings,
         cut_invariant=True,
         cleared=(0, 1, 2),
@@ -373,22 +373,12 @@ ARCHITECTURES = Architectures({
     "compressive_mean": compressive(6, 55, compressed=5, rate=2, compression="mean"),
     "compressive_max": compressive(4, 55, compressed=3, rate=4, compression="max"),
     "compressive_convolution": compressive(10, 73, compressed=4, rate=2, compression="convolution"),
-    "lstm": recurrent_network(
-        LSTM, recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state
-    ),
-    "qrnn": recurrent_network(
-        QRNN, recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state
-    ),
-    "lstm_adaptive": recurrent_network(
-        LSTM,
-        *(recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state),
-        **dict(cutoffs=(5, 11)),
-    ),
+    "lstm": recurrent_network(LSTM, recurrent_networks_numpy.LSTM),
+    "qrnn": recurrent_network(QRNN, recurrent_networks_numpy.QRNN),
+    "lstm_adaptive": recurrent_network(LSTM, recurrent_networks_numpy.LSTM, cutoffs=(5, 11)),
     **PRETRAINED,
     "qrnn_untied": recurrent_network(
-        QRNN,
-        *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
-        **dict(cutoffs=(5, 11), div_val=2, tied=False),
+        QRNN, recurrent_networks_numpy.QRNN, cutoffs=(5, 11), div_val=2, tied=False
     ),
 })  # fmt: skip
 
