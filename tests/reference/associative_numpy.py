@@ -1,6 +1,7 @@
 """Infini-attention's memory (arXiv:2404.07143, eq. 3-6) as plain loops in NumPy float64."""
 
 import numpy as np
+from paper_numpy import sigmoid
 
 
 def features(x_K):
@@ -25,8 +26,7 @@ class Associative:
         mixed_THK = np.zeros_like(attended_THK)
         for t, q_HK in enumerate(Q_THK):
             for h, b in enumerate(self.module["mix_H"]):
-                share = 1 / (1 + np.exp(-b))
-                found_K = self.retrieve(memory, h, q_HK[h])
+                share, found_K = sigmoid(b), self.retrieve(memory, h, q_HK[h])
                 mixed_THK[t, h] = (1 - share) * attended_THK[t, h] + share * found_K
         return mixed_THK
 

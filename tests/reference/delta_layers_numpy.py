@@ -7,7 +7,8 @@ Gated DeltaNet (arXiv:2412.06464, section 3.4 and figure 1), Kimi Linear (arXiv:
 import numpy as np
 import paper_numpy
 from associative_numpy import features
-from kimi_delta_numpy import next_state, sigmoid
+from kimi_delta_numpy import next_state
+from paper_numpy import sigmoid
 
 TAPS = 4
 

@@ -5,6 +5,7 @@ one with a decay of each head (arXiv:2412.06464, eq. 10).
 """
 
 import numpy as np
+from paper_numpy import sigmoid
 
 
 def next_state(S_KV, k_K, v_V, log_decay_K, step):
@@ -22,10 +23,6 @@ def recurrence(S_HKV, q_THK, k_THK, v_THV, log_decay_THK, step_TH):
             S_HKV[h] = next_state(S_HKV[h], *inputs)
             read_THV[t, h] = q_THK[t, h] @ S_HKV[h]
     return read_THV, S_HKV
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 class GatedDelta:

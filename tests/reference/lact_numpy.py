@@ -5,15 +5,12 @@
 """
 
 import numpy as np
+from paper_numpy import sigmoid
 
 COEFFICIENTS = (
     *((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037)),
     *((2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)),
 )
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 def network(weights, x_K):

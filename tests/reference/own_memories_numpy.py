@@ -2,10 +2,7 @@
 
 import numpy as np
 import paper_numpy
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+from paper_numpy import sigmoid
 
 
 class Gradient:

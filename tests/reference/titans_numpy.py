@@ -5,7 +5,7 @@ Weights and momentum are lists [hidden (N, K), output (K, N)].
 
 import lact_numpy
 import numpy as np
-from lact_numpy import sigmoid
+from paper_numpy import sigmoid
 
 
 def network(weights, x_K):
