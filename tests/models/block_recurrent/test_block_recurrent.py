@@ -157,13 +157,17 @@ def loss_and_gradients(model, tokens_BT, caches):
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("rec_fixed_skip", 2), ("feedback_fixed_skip", 1)],  # each layer; each block of all layers
+    ("name", "settings", "count"),
+    [
+        ("rec_fixed_skip", dict(recurrent_layers=(-1,)), 2),  # each layer
+        ("feedback_fixed_skip", dict(recurrent_layers=(-1,)), 1),  # each block of all layers
+        ("linear_attention_layer", {}, 2),
+    ],
 )
-def test_recomputing_changes_nothing_that_is_learned(name, count):
+def test_recomputing_changes_nothing_that_is_learned(name, settings, count):
     tokens_BT, results, counts = tokens(), {}, {}
     for remat in ("layer", "none"):
-        model = random_model(name, remat=remat, num_layers=2, recurrent_layers=(-1,))
+        model = random_model(name, remat=remat, num_layers=2, **settings)
         function, params = loss_and_gradients(model, tokens_BT, model.init_caches(B))
         traced = quick_jit(function).trace(params)
         counts[remat] = str(traced.jaxpr).count(RECOMPUTED)
