@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from brt.benchmarks import topologies
 from brt.benchmarks.topologies import Target, Topology
@@ -33,13 +34,8 @@ def kernel_calls(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
             yield equation, times
             continue
         runs = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(value):
-                yield from kernel_calls(value, times * runs)
-
-
-def _is_jaxpr(value):
-    return hasattr(getattr(value, "jaxpr", value), "eqns")
+        for inner in jaxprs_in_params(equation.params):
+            yield from kernel_calls(inner, times * runs)
 
 
 def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
@@ -82,9 +83,8 @@ def test_losses_make_no_array_of_tokens_times_vocabulary(monkeypatch):
     def visit(jaxpr):
         for equation in jaxpr.eqns:
             sizes.extend(out.aval.size for out in equation.outvars)
-            for inner in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
-                if _is_jaxpr(inner):
-                    visit(getattr(inner, "jaxpr", inner))
+            for inner in jaxprs_in_params(equation.params):
+                visit(inner)
 
     def make():
         return AdaptiveEmbedding(OneKey(), 5000, 4, cutoffs=(10,))
@@ -97,10 +97,6 @@ def test_losses_make_no_array_of_tokens_times_vocabulary(monkeypatch):
 
     visit(jax.make_jaxpr(jax.grad(loss))(params, x, targets).jaxpr)
     assert 4 * 4990 <= max(sizes) < 100 * 4990
-
-
-def _is_jaxpr(x):
-    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
 def test_one_bin_is_a_plain_table_times_the_root_of_the_width():
