@@ -1,4 +1,4 @@
-"""LaCT against its equations in float64."""
+"""LaCT, and the digits of Titans, against their equations in float64."""
 
 import functools
 import json
@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import lact_numpy
 import numpy as np
 import pytest
+import titans_numpy
 from flax import nnx
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.models.block_recurrent import lact
 from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.memory import LayerTokens
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.sizes import Sizes
 
 CASES = {  # tokens, chunk, K, N, V, values of a rate, momentum, muon
@@ -152,40 +154,31 @@ def read_blocks(memory, tokens, attended, W):
     return jnp.concatenate(outputs, axis=1), cache
 
 
-def new_memory(**options):
-    sizes = Sizes(width=12, num_heads=2, head_size=8, feed_forward_size=8)
-    return LactMemory(nnx.Rngs(0), sizes, 16, **options)
-
-
-@functools.cache
-def loops(muon, blocks):
-    """Returns the first document's outputs in blocks of 16 tokens, from float64 loops."""
-    memory = new_memory(muon=muon)
-    params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(memory)))
-    tokens, attended = tokens_of(memory, 16 * blocks)
-    x, q, k, v, attended = map(np.float64, (*tokens[:4], attended))
-    kind, outputs = lact_numpy.Lact(params, muon=muon), []
-    heads = kind.begin(2, 8)
-    for part in (slice(start, start + 16) for start in range(0, 16 * blocks, 16)):
-        outputs += [*kind.mix(heads, q[0, part], attended[0, part])]
-        heads = kind.after(heads, k[0, part], v[0, part], x[0, part])
-    return np.array(outputs)
-
-
 @pytest.mark.parametrize(
-    ("muon", "dtype", "blocks", "tolerance"),
+    ("kind", "options", "dtype", "blocks", "tolerance"),
     [
-        (False, "float32", 64, 1e-4),
-        (False, "bfloat16", 16, 0.1),
-        (True, "float32", 8, 1e-3),
-        (True, "bfloat16", 2, 0.1),
+        (LactMemory, dict(muon=False), "float32", 64, 1e-4),
+        (LactMemory, dict(muon=False), "bfloat16", 16, 0.1),
+        (LactMemory, dict(muon=True), "float32", 8, 1e-3),
+        (LactMemory, dict(muon=True), "bfloat16", 2, 0.1),
+        (TitansMemory, dict(window=16), "float32", 32, 1e-4),
+        (TitansMemory, dict(window=16), "bfloat16", 16, 0.1),
     ],
 )
-def test_blocks_keep_the_digits_of_their_type(muon, dtype, blocks, tolerance):
+def test_blocks_keep_the_digits_of_their_type(kind, options, dtype, blocks, tolerance):
     """Values are up to 3; with Muon an error grows by half in each block."""
-    theirs = loops(muon, blocks)
-    memory = new_memory(muon=muon)
-    ours, cache = read_blocks(memory, *tokens_of(memory, 16 * blocks, dtype), 16)
+    sizes, T, W = Sizes(width=12, num_heads=2, head_size=8, feed_forward_size=8), 16 * blocks, 16
+    memory = kind(nnx.Rngs(0), sizes, **{"window": W} | options)
+    ours, cache = read_blocks(memory, *tokens_of(memory, T, dtype), W)
+    params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(memory)))
+    reference = titans_numpy.Titans if kind is TitansMemory else lact_numpy.Lact
+    loops, theirs = reference(params, **options), []
+    tokens, attended = tokens_of(memory, T)
+    x, q, k, v, attended = map(np.float64, (*tokens[:4], attended))
+    heads = loops.begin(2, 8)
+    for part in (slice(start, start + W) for start in range(0, T, W)):
+        theirs += [*loops.mix(heads, q[0, part], attended[0, part])]
+        heads = loops.after(heads, k[0, part], v[0, part], x[0, part])
     assert {x.dtype for x in jax.tree.leaves(cache)} == {jnp.dtype("float32")}
     assert ours.dtype == dtype
     np.testing.assert_allclose(np.float64(ours[0]), theirs, rtol=0, atol=tolerance)

@@ -1,4 +1,7 @@
-"""Titans' memory against its equations, token by token in float64."""
+"""Titans' memory against its equations, token by token in float64.
+
+test_lact.py has the digits that it keeps over many blocks.
+"""
 
 import functools
 import itertools
@@ -12,7 +15,6 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models.block_recurrent.lact import weighted_sums
-from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.block_recurrent.titans import (
     ENDS,
     MLPWeights,
@@ -90,33 +92,3 @@ def test_parts_at_the_ends_of_gates(momentum, keep):
     np.testing.assert_array_equal(in_weights, later if momentum else np.ones(W) if keep else last)
     slopes = quick_jit(jax.jacobian(parts_at_end, argnums=(0, 1)))(*gates)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(slopes))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "blocks", "tolerance"), [("float32", 32, 1e-4), ("bfloat16", 16, 0.1)]
-)
-def test_blocks_keep_the_digits_of_their_type(dtype, blocks, tolerance):
-    memory, W = memory_of(8, 8), 16
-    graph, params = nnx.split(memory)
-    rng = np.random.default_rng(4)
-    x, q, k, v = (rng.normal(size=(1, W * blocks, *size)) for size in ((12,), *[(2, 8)] * 3))
-    q, k = (y / np.linalg.norm(y, axis=-1, keepdims=True) for y in (q, k))
-    inputs = [jnp.asarray(y, dtype) for y in (x, q, k, v)]
-
-    @quick_jit
-    def block(params, cache, *inputs):
-        memory, tokens = nnx.merge(graph, params), LayerTokens(*inputs, jnp.ones(2))
-        weights = memory.prepare("float32")
-        y, _ = memory.read(cache, tokens, tokens.values_BTHK, weights)
-        return y, memory.update(cache, memory.take(tokens), weights)[0]
-
-    kind = titans_numpy.Titans(jax.tree.map(np.float64, nnx.to_pure_dict(params)), W)
-    heads, cache = kind.begin(2, 8), memory.init_cache(1, dtype)
-    for start in range(0, W * blocks, W):
-        part = slice(start, start + W)
-        ours, cache = block(params, cache, *(y[:, part] for y in inputs))
-        theirs = kind.mix(heads, q[0, part], v[0, part])
-        np.testing.assert_allclose(np.float64(ours[0]), theirs, rtol=0, atol=tolerance)
-        heads = kind.after(heads, k[0, part], v[0, part], x[0, part])
-    assert ours.dtype == dtype
-    assert {y.dtype for y in jax.tree.leaves(cache)} == {jnp.dtype("float32")}
