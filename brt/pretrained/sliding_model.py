@@ -30,7 +30,7 @@ from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
-from brt.pretrained.memories.backbone_memory import BackboneMemory, StateKeys
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 
 
 class BlocksCache(NamedTuple):
@@ -149,13 +149,8 @@ class SlidingLanguageModel(DecoderModel):
             y, cache, seen, metrics = memory.memory(cache, tokens, window, attended_BTHK, weights)
             if counts_B is not None and memory.memory.has_own_take:
                 cache = memory.memory.take(tokens)
-            added_BTD = None
-            if seen is not None:
-                by_block = StateKeys(*(x_BGSHK.reshape(-1, *x_BGSHK.shape[2:]) for x_BGSHK in seen))
-                normed_XWD = heads.normed_BTD.reshape(rows * n, W, -1)
-                added_BTD = memory.read_states(normed_XWD, by_block).reshape(x_BTD.shape)
-            y, added_BTD = memory.placed(y, attended_BTHK, added_BTD)
-            return y, added_BTD, (cache, memory.with_output_norm(metrics))
+            added = memory.placed(y, attended_BTHK, heads, seen)
+            return *added, (cache, memory.with_output_norm(metrics))
 
         reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         positions_BT = jnp.broadcast_to(W + jnp.arange(T) % W, (rows, T))
@@ -235,9 +230,8 @@ class SlidingLanguageModel(DecoderModel):
             y, new = decoding.decode_memory(
                 memory.memory, cache, token, attended_BTHK, reads_B, fill_B
             )
-            block = memory.one_block(decoding.states_of(memory.memory, cache, dtype))
-            added_BTD = block and memory.read_states(heads.normed_BTD, block)
-            return *memory.placed(y, attended_BTHK, added_BTD), new
+            of_block = decoding.states_of(memory.memory, cache, dtype)
+            return *memory.placed(y, attended_BTHK, heads, of_block), new
 
         reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)

@@ -27,7 +27,7 @@ from brt.models.decoding_window import (
     write_token,
 )
 from brt.models.fast.attention import attend
-from brt.models.ops import scaled_queries, unit_heads
+from brt.models.ops import attention_to_states, scaled_queries, unit_heads
 
 
 class OpenBlock(NamedTuple):
@@ -191,9 +191,7 @@ def decode(
 
     def read_states(q_B1HK):
         states = decoding_states(layer, cache, x_BD.dtype) or cast(BlockStates, feedback_states)
-        k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
-        q_B1HK, scale_H = scaled_queries(q_B1HK, layer.cross_scale)
-        return attend(q_B1HK, k_BSHK, v_BSHK, scale_H)
+        return attention_to_states(q_B1HK, *states, layer.cross_scale, attention=attend)
 
     x_B1D, _ = layer.output(x_B1D, normed_B1D, attended_B1HK, read_states, weights)
     W, full_B = layer.window, completes_block(window, reads_B)

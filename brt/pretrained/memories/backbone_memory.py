@@ -27,7 +27,7 @@ from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.model import Metrics
-from brt.models.ops import unit_heads
+from brt.models.ops import attention_to_states, unit_heads
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import (
     Added,
@@ -39,13 +39,6 @@ from brt.pretrained.backbone_layer import (
     split_heads,
 )
 from brt.pretrained.memories.window_memory import Window, WindowMemory
-
-
-class StateKeys(NamedTuple):
-    """Keys (of unit length) and values of the states of a block."""
-
-    keys_BSHK: jax.Array
-    values_BSHK: jax.Array
 
 
 @configurable(denylist=["rngs", "body", "window"])
@@ -100,11 +93,8 @@ class BackboneMemory(WindowMemory):
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 
-    def read(self, cache: Any, dtype: DTypeLike) -> StateKeys | None:
-        return self.one_block(self.memory.states(cache, dtype, self.memory.prepare(dtype)))
-
-    def one_block(self, states: BlockStates | None) -> StateKeys | None:
-        return None if states is None else StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
+    def read(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
+        return self.memory.states(cache, dtype, self.memory.prepare(dtype))
 
     def attend(
         self,
@@ -124,14 +114,22 @@ class BackboneMemory(WindowMemory):
         else:
             weights = memory.prepare(attended_BTHK.dtype)
             y, metrics = memory.read(cache, tokens, attended_BTHK, weights)
-        added_BTD = self.read_states(heads.normed_BTD, read) if read else None
-        y, added_BTD = self.placed(y, attended_BTHK, added_BTD)
+        y, added_BTD = self.placed(y, attended_BTHK, heads, read)
         return Added(y, added_BTD, jax.lax.stop_gradient(metrics), taken)
 
     def placed(
-        self, y: jax.Array, attended_BTHK: jax.Array, added_BTD: jax.Array | None
+        self, y: jax.Array, attended_BTHK: jax.Array, heads: Heads, states: BlockStates | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Adds the memory's result to attention or to the addition to its output; returns both."""
+        """Returns attention, and the addition to its output; each block attends to its states.
+
+        y: the memory's result, which belongs to one of both.
+        """
+        added_BTD = None
+        if states is not None:
+            q_BTA = linear(heads.normed_BTD, self.cross_queries_DA)
+            inputs = split_heads(q_BTA, self.sizes.num_heads), *states, self.cross_scale_H[...]
+            read_BTHK = attention_to_states(*inputs, attention=attend)
+            added_BTD = linear(join_heads(read_BTHK), self.cross_output_AD)
         if not self.memory.in_residual:
             return y, added_BTD
         return attended_BTHK, y if added_BTD is None else added_BTD + y
@@ -139,11 +137,6 @@ class BackboneMemory(WindowMemory):
     def tokens(self, heads: Heads) -> LayerTokens:
         queries_BTHK, scale_H = unit_heads(heads.queries_BTHK), jnp.ones(self.sizes.num_heads)
         return LayerTokens(heads.normed_BTD, queries_BTHK, *self.token_keys(heads.keys), scale_H)
-
-    def read_states(self, normed_BTD: jax.Array, states: StateKeys) -> jax.Array:
-        q_BTHK = split_heads(linear(normed_BTD, self.cross_queries_DA), self.sizes.num_heads)
-        read_BTHK = attend(unit_heads(q_BTHK), *states, self.cross_scale_H[...])
-        return linear(join_heads(read_BTHK), self.cross_output_AD)
 
     def token_keys(self, keys: LayerKeys) -> LayerKeys:
         k_BJHK, v_BJHK = repeat_keys(keys, self.sizes.num_heads)
