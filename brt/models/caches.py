@@ -33,12 +33,20 @@ class LayerCache(NamedTuple):
 
 
 def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
-    """Returns `chosen` for the batch elements in `rows_B`, (B,) bool, and `others` elsewhere."""
+    """Returns `chosen` for the batch elements in `rows_B`, (B,) bool, and `others` elsewhere.
+
+    (B, T) bool selects positions.
+    """
 
     def pick(new, old):
-        return jnp.where(rows_B.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+        return jnp.where(rows_B.reshape(rows_B.shape + (1,) * (old.ndim - rows_B.ndim)), new, old)
 
     return jax.tree.map(pick, chosen, others)
+
+
+def zeros_outside(real_BT: jax.Array, tree: Tree) -> Tree:
+    """Returns arrays (B, T, ...) with zeros at positions outside of `real_BT`."""
+    return select_rows(real_BT, tree, jax.tree.map(jnp.zeros_like, tree))
 
 
 def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.caches import Tree, WindowCache, select_rows
+from brt.models.caches import Tree, WindowCache, select_rows, zeros_outside
 
 
 class DecodingWindow(NamedTuple):
@@ -37,13 +37,9 @@ def fill_window(
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:
         block, fill_B = window, jnp.zeros(rows, jnp.int32)
-    counts_BWHK = (jnp.arange(W) < fill_B[:, None])[..., None, None]
-
-    def buffer(x_BWHK, current_BWHK):
-        return jnp.concatenate([x_BWHK, jnp.where(counts_BWHK, current_BWHK, 0)], axis=1)
-
-    keys_BJHK = buffer(window.keys_BWHK, block.keys_BWHK)
-    return DecodingWindow(keys_BJHK, buffer(window.values_BWHK, block.values_BWHK), fill_B)
+    block = zeros_outside(jnp.arange(W) < fill_B[:, None], block)
+    both = (jnp.concatenate(pair, axis=1) for pair in zip(window, block))
+    return DecodingWindow(*both, fill_B)
 
 
 def update_where(rows_B: jax.Array, update: Callable[[Tree], Tree], caches: Tree) -> Tree:

@@ -102,7 +102,7 @@ def run_diagonally(
         for trees in (caches, empty)
     )
     like = {i: group.inputs for group in groups for i in group.indices}
-    waiting = [zeros_like(like[i]) for i in range(1, n)]
+    waiting = [jax.tree.map(jnp.zeros_like, like[i]) for i in range(1, n)]
     (_, stacked), y = jax.lax.scan(step, (waiting, stacked), jnp.arange(K + n - 1))
     after: list[Any] = [None] * n
     for group, group_caches in zip(groups, stacked, strict=True):
@@ -159,7 +159,3 @@ def layer_groups(model: Model, rows: int, segment_length: int) -> list[Group]:
     """Groups the layers of a model that are one batched computation each."""
     x_BTD = jax.eval_shape(model.embed, jnp.zeros((rows, segment_length), jnp.int32))
     return groups_of(layerwise_of(model), x_BTD, model.init_caches(rows))
-
-
-def zeros_like(shapes: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.checks import CountFrom0, configurable
-from brt.models.caches import select_rows
+from brt.models.caches import select_rows, zeros_outside
 from brt.models.decoding_window import update_where, write_slot
 from brt.models.memory_layout import MemoryLayout
 from brt.pretrained.backbone import Reading
@@ -166,16 +166,14 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         reads = self.reads(memories, real_BJ)
         reading = self._run(x_BJD, at, reads)
 
-        def padded(x_BJ, real_BJ=real_BJ):
-            real = real_BJ.reshape(*real_BJ.shape, *[1] * (x_BJ.ndim - 2))
-            return jnp.pad(
-                jnp.where(real, x_BJ, 0), [(0, 0), (0, P - T)] + [(0, 0)] * (x_BJ.ndim - 2)
-            )
+        def padded(real_BJ, tree):
+            def longer(x_BJ):
+                return jnp.pad(x_BJ, [(0, 0), (0, P - T)] + [(0, 0)] * (x_BJ.ndim - 2))
+
+            return jax.tree.map(longer, zeros_outside(real_BJ, tree))
 
         def padded_taken(memory, taken):
-            if memory.every_token:
-                return taken
-            return jax.tree.map(lambda x_BP: padded(x_BP, real_BJ[:, O:]), taken)
+            return taken if memory.every_token else padded(real_BJ[:, O:], taken)
 
         # The newest O tokens of each batch element.
         newest_BO = counts_B[:, None] + jnp.arange(O)
@@ -185,7 +183,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             count_B=jnp.minimum(overlap.count_B + counts_B, O),
             before_B=overlap.count_B,
             fill_B=counts_B,
-            layers=tuple(LayerKeys(*map(padded, keys)) for keys in reading.keys),
+            layers=tuple(padded(real_BJ, keys) for keys in reading.keys),
             extras=reads.extra_keys,
         )
         summaries = self.summaries(reading, at.positions(real_BJ))

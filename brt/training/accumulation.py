@@ -32,7 +32,7 @@ def in_microbatches(grad: Callable, number: int) -> Callable:
             return jax.tree.map(jnp.add, total, new), caches
 
         shapes, _ = jax.eval_shape(run, jax.tree.map(lambda x: x[0], parts))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        zeros = jax.tree.map(jnp.zeros_like, shapes)
         with jax.named_scope("microbatches"):
             (value, sums, metrics, grads), caches = jax.lax.scan(add, zeros, parts)
         value, metrics, grads = jax.tree.map(lambda x: x / number, (value, metrics, grads))

@@ -16,7 +16,7 @@ from brt.models.block_recurrent.memory import (
     joined_states,
 )
 from brt.models.block_recurrent.token_layer import TokenLayer
-from brt.models.caches import LayerCache, WindowCache
+from brt.models.caches import LayerCache, WindowCache, zeros_outside
 from brt.models.decoding_window import (
     DecodingLayer,
     advance,
@@ -62,9 +62,9 @@ def begin_memory(
         return form
     if new is None:
         shapes = jax.eval_shape(memory.take, nothing)
-        new = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        new = jax.tree.map(jnp.zeros_like, shapes)
     counts_BW = jnp.arange(nothing.keys_BTHK.shape[1]) < fill_B[:, None]
-    return OpenBlock(form, _only(counts_BW, new))
+    return OpenBlock(form, zeros_outside(counts_BW, new))
 
 
 def end_memory(memory: LayerMemory, cache: Any) -> Any:
@@ -99,21 +99,11 @@ def update_memory(
     is_open = isinstance(cache, OpenBlock)
     taken = cache.taken if is_open else block
     form = memory.update_after_block(_form(cache), before, taken, full_B)
-    if not is_open:
-        return form
-    W = block.keys_BTHK.shape[1]
-    return OpenBlock(form, _only(jnp.broadcast_to(~full_B[:, None], (len(full_B), W)), taken))
+    return OpenBlock(form, zeros_outside(~full_B, taken)) if is_open else form
 
 
 def _form(cache):
     return cache.cache if isinstance(cache, OpenBlock) else cache
-
-
-def _only(kept_BW, taken):
-    def only(x_BW):
-        return jnp.where(kept_BW.reshape(*kept_BW.shape, *[1] * (x_BW.ndim - 2)), x_BW, 0)
-
-    return jax.tree.map(only, taken)
 
 
 # A layer.

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
+from brt.models.caches import zeros_outside
 from brt.models.contract import check_segment, layer_indices
 from brt.models.decoding_window import update_where, write_slot
 from brt.models.layers.dropout import dropout as drop
@@ -165,17 +166,14 @@ class Melodi(TiedEmbedding, LanguageModel):
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         x_BWD = self.embed(tokens_BT)
-        real_BW1 = (jnp.arange(self.window) < counts_B[:, None])[..., None]
+        real_BW = jnp.arange(self.window) < counts_B[:, None]
         after = []
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer{i}"):
                 short, long = _memory_keys(layer, caches[i])
                 x_BWD, own = layer.part(x_BWD, slice(self.window), [short], long)
-            keys, values = (jnp.where(real_BW1[..., None], x_BWHK, 0) for x_BWHK in own)
-            outputs_BWD = jnp.where(real_BW1, x_BWD, 0)
-            after.append(
-                DecodingMelodi(caches[i], short, long, keys, values, outputs_BWD, counts_B)
-            )
+            window = zeros_outside(real_BW, (*own, x_BWD))
+            after.append(DecodingMelodi(caches[i], short, long, *window, counts_B))
         return self.logits(self.final_norm(x_BWD)), tuple(after)
 
     def decode(

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
-from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
+from brt.models.diagonal import groups_of, layerwise_of, result_shapes
 from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
 from brt.training.over_time.order import in_order
@@ -157,7 +157,8 @@ class Vectors:
 
     def __init__(self, like: list[Any]):
         self._like = like
-        vectors = [ravel_pytree(_without_integers(zeros_like(tree))) for tree in like]
+        zeros = jax.tree.map(jnp.zeros_like, like)
+        vectors = [ravel_pytree(_without_integers(tree)) for tree in zeros]
         self.size = max(vector.size for vector, _ in vectors)
         self.dtype: DTypeLike = jnp.result_type(*(vector.dtype for vector, _ in vectors))
         self._parts = [(vector.size, vector.dtype, tree) for vector, tree in vectors]
