@@ -49,14 +49,6 @@ def zeros_outside(real_BT: jax.Array, tree: Tree) -> Tree:
     return select_rows(real_BT, tree, jax.tree.map(jnp.zeros_like, tree))
 
 
-def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
-    """Returns `empty` for batch elements that start a document, and the caches of the others.
-
-    `empty` may hold learned values: call this inside the differentiated function.
-    """
-    return select_rows(starts_B, empty, caches)
-
-
 def clear_state(caches: tuple, empty: tuple) -> tuple:
     """Clears every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
     return tuple(cleared(cache, fresh) for cache, fresh in zip(caches, empty, strict=True))

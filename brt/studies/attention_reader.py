@@ -10,7 +10,7 @@ import numpy as np
 from brt.data.streams.batch import Segment
 from brt.evaluation.recorded_run import RecordedRun
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
-from brt.models.caches import reset_rows
+from brt.models.caches import select_rows
 from brt.studies.attention_measures import by_distance, keys_at_distances
 from brt.training.sharding import to_host
 
@@ -42,7 +42,7 @@ class AttentionReader:
 
         def step(params, caches, inputs_BT, starts_B, whole_B, mapped_B):
             model = bind(params)
-            caches = reset_rows(caches, model.init_caches(run.rows), starts_B)
+            caches = select_rows(starts_B, model.init_caches(run.rows), caches)
             weights, _, after = model.attention_weights(inputs_BT, caches)
             full_B = whole_B & weights.full_B
             maps = [jnp.einsum("BHXJ,B->HXJ", w_BHXJ, mapped_B) for w_BHXJ in weights.weights]

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from brt.data.streams.batch import Batch, Segment
-from brt.models.caches import clear_state, reset_rows
+from brt.models.caches import clear_state, select_rows
 from brt.models.contract import check_scalars
 from brt.models.layers.losses import scored_positions
 from brt.models.mesh_axes import OVER_TIME
@@ -64,12 +64,13 @@ def enter_segment(
 ) -> tuple[jax.Array, tuple]:
     """Returns the arguments of `Model.stack`: embedded tokens (B, T, D), and caches.
 
-    Batch elements that start a document get empty caches. clear: clear the state of all others.
+    Batch elements that start a document get empty caches, which may hold learned values. clear:
+    clear the state of all others.
     """
     with jax.named_scope("memory"):
         empty = model.init_caches(len(segment.starts_B))
         caches = clear_state(caches, empty) if clear else caches
-        caches = reset_rows(caches, empty, segment.starts_B)
+        caches = select_rows(segment.starts_B, empty, caches)
     with jax.named_scope("embedding"):
         return model.embed(segment.inputs_BT), caches
 

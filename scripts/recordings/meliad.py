@@ -18,7 +18,7 @@ from flax import nnx
 from brt.models.block_recurrent.cell import StateCache
 from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
-from brt.models.caches import reset_rows
+from brt.models.caches import select_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
 from brt.models.model import LanguageModel
 from brt.models.sizes import Sizes
@@ -57,7 +57,7 @@ def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarr
     @jax.jit
     def segment(params, tokens_BT, starts_B, caches):
         model = nnx.merge(graph, params)
-        caches = reset_rows(caches, model.init_caches(len(starts_B)), starts_B)
+        caches = select_rows(starts_B, model.init_caches(len(starts_B)), caches)
         return model(tokens_BT, caches)
 
     caches, logits, before = model.init_caches(tokens_NBT.shape[1]), [], []
@@ -118,7 +118,7 @@ def gradient_error(
         total: Any = 0.0
         for segment in segments:
             starts_B = jnp.asarray(recording["start_of_sequence"][segment])
-            state = reset_rows(state, model.init_caches(len(starts_B)), starts_B)
+            state = select_rows(starts_B, model.init_caches(len(starts_B)), state)
             logits_BTV, state = model(jnp.asarray(recording["tokens"][segment]), state)
             targets_BT1 = recording["targets"][segment][..., None]
             log_p_BTV = jax.nn.log_softmax(logits_BTV)

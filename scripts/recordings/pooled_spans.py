@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.caches import reset_rows, select_rows
+from brt.models.caches import select_rows
 from brt.models.layers.losses import token_losses
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory
@@ -80,7 +80,7 @@ class Replay:
             present_B = present_WB[window]
             ids_BT = np.where((ids_BT == self.padding) | ~present_B[:, None], PADDING, ids_BT)
             starts_B = ~present_WB[:window].any(axis=0)
-            caches = reset_rows(caches, model.init_caches(rows), jnp.asarray(starts_B))
+            caches = select_rows(jnp.asarray(starts_B), model.init_caches(rows), caches)
             outputs, after, _ = model.stack(model.embed(jnp.asarray(ids_BT, jnp.int32)), caches)
             first_BT, last_BT = model.head(outputs.x_BTD)
             hidden_BT = jnp.where(outputs.real_BT, 0.0, -1e30)

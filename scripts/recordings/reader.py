@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.caches import reset_rows
+from brt.models.caches import select_rows
 from brt.models.layers.losses import token_losses
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
@@ -95,12 +95,9 @@ class Replay:
             if depth is not None and segment <= S - 1 - depth:
                 learned = model.init_caches(self.present_SB.shape[1])
                 caches = jax.lax.stop_gradient(caches)
-                caches = reset_rows(caches, learned, jnp.asarray(self.starts(segment)))
-            caches = reset_rows(
-                caches,
-                model.init_caches(self.present_SB.shape[1]),
-                jnp.asarray(self.starts(segment)),
-            )
+                caches = select_rows(jnp.asarray(self.starts(segment)), learned, caches)
+            empty = model.init_caches(self.present_SB.shape[1])
+            caches = select_rows(jnp.asarray(self.starts(segment)), empty, caches)
             memories_in.append(caches[1].memory_BSD)
             x = model.embed(jnp.asarray(self.inputs(segment)))
             outputs, caches, _ = model.stack(x, caches)

@@ -9,7 +9,7 @@ from architectures import ARCHITECTURES, QUICK_PRETRAINED, abstract, kinds, rand
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.caches import clear_state, cleared, reset_rows, with_state
+from brt.models.caches import clear_state, cleared, select_rows, with_state
 
 every_architecture = pytest.mark.parametrize("name", kinds(QUICK_PRETRAINED))
 B = 5
@@ -57,7 +57,7 @@ def test_rows_that_start_take_the_empty_cache_in_either_form(name):
     starts_B = np.arange(B) % 2 == 0
     for fresh in empty_caches(name):
         used = jax.tree.map(lambda x: np.asarray(x) + np.ones((), x.dtype), fresh)
-        found = quick_jit(reset_rows)(used, fresh, starts_B)
+        found = quick_jit(select_rows)(starts_B, fresh, used)
         for leaves in zip(*map(jax.tree.leaves, (found, used, fresh)), strict=True):
             for row, (new, old, empty_row) in enumerate(zip(*map(np.asarray, leaves))):
                 np.testing.assert_array_equal(new, empty_row if starts_B[row] else old)

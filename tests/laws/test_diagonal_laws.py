@@ -10,7 +10,7 @@ from pretrained_architectures import PRETRAINED
 from ragged import ragged_segments
 from tiny_models import leaves_close, quick_jit
 
-from brt.models.caches import clear_state, reset_rows
+from brt.models.caches import clear_state, select_rows
 from brt.models.diagonal import layer_groups, layerwise_of, run_diagonally
 
 ROWS = 3
@@ -35,7 +35,7 @@ def fold(model, x_KBTD, caches, starts_KB, clear):
     def read(caches, segment):
         x_BTD, starts_B = segment
         caches = clear_state(caches, empty) if clear else caches
-        x_BTD, caches, _ = model.stack(x_BTD, reset_rows(caches, empty, starts_B))
+        x_BTD, caches, _ = model.stack(x_BTD, select_rows(starts_B, empty, caches))
         return caches, x_BTD
 
     caches, y_KBTD = jax.lax.scan(read, caches, (x_KBTD, starts_KB))

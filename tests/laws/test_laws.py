@@ -25,7 +25,7 @@ from ragged import Ragged, ragged_segments
 from tiny_models import largest, leaves_close, wide_types  # noqa: F401
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.caches import LayerCache, clear_state, cleared, reset_rows, with_state
+from brt.models.caches import LayerCache, clear_state, cleared, select_rows, with_state
 
 QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
 """Architectures that decode in a way of their own, though their caches occur in others."""
@@ -92,12 +92,12 @@ def tiny(name, dtype="float64"):
 
 
 def _segment(model, tokens_BT, caches, starts_B):
-    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
+    return model(tokens_BT, select_rows(starts_B, model.init_caches(len(starts_B)), caches))
 
 
 def _token(model, tokens_B, caches, starts_B, reads_B):
     empty = model.begin_decoding(model.init_caches(len(starts_B)))
-    return model.decode(tokens_B, reset_rows(caches, empty, starts_B), reads_B)
+    return model.decode(tokens_B, select_rows(starts_B, empty, caches), reads_B)
 
 
 def segment_pass(tiny, tokens, starts):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from brt.models.caches import reset_rows
+from brt.models.caches import select_rows
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 @functools.partial(quick_jit, static_argnums=0)
 def _read(graph, params, tokens_BT, starts_B, caches):
     model = nnx.merge(graph, params)
-    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
+    return model(tokens_BT, select_rows(starts_B, model.init_caches(len(starts_B)), caches))
 
 
 def read_segment(model, tokens_BT, starts_B, caches):

@@ -13,7 +13,7 @@ from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.delta_layers import GatedDeltaLayer
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
-from brt.models.caches import reset_rows
+from brt.models.caches import select_rows
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
@@ -62,7 +62,7 @@ def tokens(*lengths, seed=0, width=T):
 @functools.partial(quick_jit, static_argnums=0)
 def read_one(graph, params, ids_BT, caches, starts_B):
     model = nnx.merge(graph, params)
-    caches = reset_rows(caches, model.init_caches(len(ids_BT)), starts_B)
+    caches = select_rows(starts_B, model.init_caches(len(ids_BT)), caches)
     outputs, caches, _ = model.stack(model.embed(ids_BT), caches)
     return outputs, caches
 
