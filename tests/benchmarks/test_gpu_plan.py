@@ -1,7 +1,6 @@
-"""Training steps planned for NVIDIA GPUs: names, the compiler's card, the roofline, commands."""
+"""Training steps planned for NVIDIA GPUs: names, the compiler's card, the roofline."""
 
 import importlib.util
-import json
 import re
 from types import SimpleNamespace
 
@@ -10,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from paths import ROOT
-from tiny_run import command, write_config
+from tiny_run import write_config
 
-from brt import benchmark, train
 from brt.benchmarks import gpu_steps, gpus, hlo, planned_cudnn, slices, topologies
 from brt.benchmarks.gpus import CARDS
 from brt.benchmarks.roofline import ATTENTION, HIGHEST, TRITON, Kernels
@@ -281,38 +279,6 @@ def test_a_step_fits_if_a_card_has_a_tenth_of_its_memory_left():
         return figures["fits"]
 
     assert fits(0.89) and not fits(0.91)
-
-
-@pytest.fixture
-def cpu_compiler(monkeypatch):
-    """Replaces the plugin's compiler by the CPU's, for the same number of devices."""
-    monkeypatch.setattr(slices, "devices_of", lambda target: jax.devices()[: target.devices])
-    monkeypatch.setattr(slices, "COMPILER_OPTIONS", None)
-    monkeypatch.setattr(topologies, "check_compiler", lambda target: None)
-
-
-def test_the_benchmark_prints_memory_times_and_collectives(
-    cpu_compiler, monkeypatch, tmp_path, capsys
-):
-    file, written = write_config(tmp_path), tmp_path / "gpus.json"
-    flags = "--topology=h100-4", f"--configs={file}", f"--json={written}"
-    assert not command(monkeypatch, benchmark, *flags)
-    shown = capsys.readouterr().out
-    assert "4 devices of 79.1 GiB" in shown and gpu_steps.ESTIMATES in shown
-    content = json.loads(written.read_text())
-    (found,) = content["slices"]
-    assert content["topology"] == "h100-4" and found["mesh"]["fsdp"] == 4
-    assert found["fits"] and 0 < found["hbm_bytes"] < CARDS["h100"].usable_bytes
-    assert {"attention", "states", "feed_forward"} <= found["ns_by_part"].keys()
-    assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
-    assert found["kernels"] and found["product_flops"] and found["milliseconds"] > 0
-
-
-def test_a_dry_run_prints_the_figures_and_the_settings(cpu_compiler, monkeypatch, tmp_path, capsys):
-    flags = "--topology=h100", f"--gin_file={write_config(tmp_path)}", "--dry_run"
-    assert not command(monkeypatch, train, *flags)
-    shown = capsys.readouterr().out
-    assert all(part in shown for part in ("roofline", "time by part", "Trainer."))
 
 
 def test_a_model_axis_across_nodes_is_refused(monkeypatch, tmp_path):

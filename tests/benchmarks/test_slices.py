@@ -1,4 +1,4 @@
-"""Figures of a slice's compiler for a training step: names, values, commands that print them."""
+"""Figures of a compiler for a training step: names of slices, values, commands that print them."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from tiny_run import command, write_config
 
 from brt import benchmark, train
-from brt.benchmarks import kernels, slices, topologies
+from brt.benchmarks import gpu_steps, kernels, slices, topologies
 from brt.experiment import Configuration
 from brt.training.sharding import make_mesh
 
@@ -106,6 +106,14 @@ def test_ratios_are_to_the_first_of_two_configs_of_one_name():
     assert [row["ratio"] for row in slices.with_ratios(rows, "x")] == [1.0, 1.5]
 
 
+@pytest.fixture
+def cpu_compiler(monkeypatch):
+    """Replaces a compiler by the CPU's, which reports no cycles, for as many devices."""
+    monkeypatch.setattr(slices, "devices_of", lambda target: jax.devices()[: target.devices])
+    monkeypatch.setattr(slices, "COMPILER_OPTIONS", None)
+    monkeypatch.setattr(topologies, "check_compiler", lambda target: None)
+
+
 @pytest.mark.parametrize(
     "sentence",
     [
@@ -115,16 +123,14 @@ def test_ratios_are_to_the_first_of_two_configs_of_one_name():
     ],
 )
 def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
-    monkeypatch, tmp_path, capsys, sentence
+    cpu_compiler, monkeypatch, tmp_path, capsys, sentence
 ):
     error = RuntimeError(f"RESOURCE_EXHAUSTED: {sentence}")
 
     def trace_step(experiment, mesh):
         raise error
 
-    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(slices, "trace_step", trace_step)
-    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
     files = f"--configs={write_config(tmp_path)}"
     assert not command(monkeypatch, benchmark, "--topology=v4-8", files)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny"))
@@ -136,30 +142,44 @@ def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
             command(monkeypatch, benchmark, "--topology=v4-8", files)
 
 
-def test_the_command_compiles_the_step_for_the_slice(monkeypatch, tmp_path, capsys):
-    """Uses the CPU's compiler, which reports no cycles, instead of the TPU's."""
-    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
-    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
+@pytest.mark.parametrize(
+    ("name", "own", "shown", "note"),
+    [
+        ("v4-8", "v4:2x2x1", "v4-8 (v4:2x2x1): 4 devices of 32 GiB", slices.ESTIMATES),
+        ("h100-4", "h100-4", "4 devices of 79.1 GiB", gpu_steps.ESTIMATES),
+    ],
+)
+def test_the_command_compiles_the_step_for_devices(
+    name, own, shown, note, cpu_compiler, monkeypatch, tmp_path, capsys
+):
     file, written = write_config(tmp_path), tmp_path / "slices.json"
-    flags = "--topology=v4-8", f"--configs={file}", f"--json={written}"
+    flags = f"--topology={name}", f"--configs={file}", f"--json={written}"
     assert not command(monkeypatch, benchmark, *flags)
-    shown = capsys.readouterr().out
-    assert "v4-8 (v4:2x2x1): 4 devices of 32 GiB" in shown
-    assert "the compiler's estimates: nothing was run" in shown
+    printed = capsys.readouterr().out
+    assert shown in printed and note in printed
     content = json.loads(written.read_text())
     (found,) = content["slices"]
-    assert content["topology"] == "v4:2x2x1" and content["note"] == slices.ESTIMATES
+    assert content["topology"] == own and content["note"] == note
     assert found["mesh"] == {"data": 1, "fsdp": 4, "model": 1} and found["rows_per_chip"] == 1
     # Gradients of divided parameters are summed over the rows, outside of loops or inside.
     assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
     assert {loop["trips"] for loop in found["loops"] if loop["scope"] == "layer0/states"} == {2}
-    per_chip = found["flops"]
-    assert per_chip > 0 and 0 < found["hbm_bytes"] < found["hbm_available"]
+    assert found["fits"] and found["flops"] > 0
+    assert 0 < found["hbm_bytes"] < found["hbm_available"]
+    if name == "h100-4":
+        assert found["hbm_bytes"] < topologies.find(name).chip.usable_bytes
+        assert {"attention", "states", "feed_forward"} <= found["ns_by_part"].keys()
+        assert found["kernels"] and found["product_flops"] and found["milliseconds"] > 0
 
 
-def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:8])
-    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
+def test_a_dry_run_prints_the_figures_and_the_settings(cpu_compiler, monkeypatch, tmp_path, capsys):
+    flags = "--topology=h100", f"--gin_file={write_config(tmp_path)}", "--dry_run"
+    assert not command(monkeypatch, train, *flags)
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in ("roofline", "time by part", "Trainer."))
+
+
+def test_a_mesh_that_does_not_fit_the_slice_is_refused(cpu_compiler, monkeypatch, tmp_path, capsys):
     flags = "--topology=v4-16", f"--configs={write_config(tmp_path)}"
     assert command(monkeypatch, benchmark, *flags) == 1
     assert "4 batch elements cannot be divided over 8" in capsys.readouterr().err
@@ -191,7 +211,7 @@ def test_a_compiler_estimates_every_part_of_the_step(name, monkeypatch, tmp_path
         assert found[unit] > 10_000 and found["share_of_peak"] < 1
 
 
-def test_the_largest_batch_that_fits_is_found_by_compiling(monkeypatch, tmp_path):
+def test_the_largest_batch_that_fits_is_found_by_compiling(cpu_compiler, monkeypatch, tmp_path):
     def measure(experiment, topology):
         tried.append(experiment.trainer.rows // 4)
         return figures_of(tried[-1])
@@ -201,7 +221,6 @@ def test_the_largest_batch_that_fits_is_found_by_compiling(monkeypatch, tmp_path
         return {"fits": need <= 32 * topologies.GIB, "hbm_bytes": need, "rows_per_chip": rows}
 
     tried: list[int] = []
-    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(slices, "measure", measure)
     configuration = Configuration([str(write_config(tmp_path))], [])
     found = slices.largest_batch(configuration, topologies.find("v4-8"), figures_of(1))
