@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
+from golden import every, needs_recordings
 from paper_numpy import Reader, Settings
 from paths import GOLDEN
 from ragged import ragged_segments
-from test_recordings import every, needs_recordings
 from tiny_models import parameters
 
 from brt.models.checkpoints.meliad import UnsupportedCheckpoint, from_brt_path, load

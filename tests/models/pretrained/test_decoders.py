@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from golden import needs_recordings
 from paths import GOLDEN
-from test_recordings import needs_recordings
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.pretrained.backbone_layer import HIDDEN, Extra, Reads, Seen
