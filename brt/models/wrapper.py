@@ -24,6 +24,13 @@ class Wrapper(nnx.Module):
     def check_vocabulary(self, vocabulary: Any, binding: str) -> None:
         self.body.check_vocabulary(vocabulary, binding)
 
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
+
+    def given_parameters(self) -> dict[str, Any]:
+        parameters = self.body.given_parameters()
+        return {"body": parameters} if parameters else {}
+
     @property
     def dtype(self) -> np.dtype:
         return self.body.dtype
@@ -58,6 +65,3 @@ class LanguageModelWrapper(Wrapper, LanguageModel):
 
     def windows_reach(self) -> int:
         return self.body.windows_reach()
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary
@@ -94,6 +95,15 @@ class PretrainedBackbone(nnx.Module):
     def check_vocabulary(self, vocabulary: Vocabulary, binding: str) -> None:
         if self.folder:
             check_ids(self.folder.path, vocabulary, binding)
+
+    def given_parameters(self) -> dict[str, Any]:
+        if self.folder:
+            return self.names().read(self.folder)
+        logging.warning(
+            "%s begins with random parameters: bind Pretrained.folder for pretrained ones.",
+            type(self).__name__,
+        )
+        return {}
 
     def config(self) -> dict[str, Any]:
         config = dict(self.folder.config) if self.folder else self.settings.config()

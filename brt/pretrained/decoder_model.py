@@ -3,13 +3,11 @@
 from typing import Any
 
 import jax
-from absl import logging
 from flax import nnx
 
 from brt.models.body import Body
 from brt.models.fast.chunked_losses import chunked_losses, weighted_losses
 from brt.models.wrapper import LanguageModelWrapper
-from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.decoders.decoder import Decoder
 
 
@@ -40,18 +38,5 @@ class DecoderModel(LanguageModelWrapper, Body):
     ) -> tuple[jax.Array, jax.Array]:
         return weighted_losses(x_KBTD, self.body.head[...], targets_KBT, weights_KBT)
 
-    def given_parameters(self) -> dict[str, Any]:
-        if (folder := self.body.folder) is None:
-            warn_of_random_parameters(self.body)
-            return {}
-        return {"body": self.body.names().read(folder)}
-
     def flops_per_token(self) -> float:
         return 2.0 * self.body.head.size + self.flops_per_position()
-
-
-def warn_of_random_parameters(backbone: PretrainedBackbone) -> None:
-    logging.warning(
-        "%s begins with random parameters: bind Pretrained.folder to begin with pretrained ones.",
-        type(backbone).__name__,
-    )

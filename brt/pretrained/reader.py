@@ -22,7 +22,6 @@ from brt.models.memory_tokens.token_vectors import TokenVectors
 from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.reader import Reader
-from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead
@@ -300,16 +299,13 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         return config
 
     def given_parameters(self) -> dict[str, Any]:
-        folder = self.body.folder
-        if folder is None:
-            warn_of_random_parameters(self.body)
-            return {}
+        if self.folder is None:
+            return super().given_parameters()
         names = self.names()
-        if missing := names.missing(folder):
-            logging.warning(
-                "%s has no %s: the head begins with random parameters.", folder.path, missing[0]
-            )
-        return names.read(folder)
+        if missing := names.missing(self.folder):
+            parts = self.folder.path, missing[0]
+            logging.warning("%s has no %s: the head begins with random parameters.", *parts)
+        return names.read(self.folder)
 
     def gradient_metrics(self, grads: dict) -> Metrics:
         metrics = super().gradient_metrics(grads)
@@ -321,9 +317,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         positions = self.segment_length + self.num_memory
         layers = self.body.flops_of_layers(positions) * positions
         return (layers + self.flops_of_window(positions)) / self.segment_length
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()
 
 
 def whole_names(body: Encoder, head: Any) -> Names:

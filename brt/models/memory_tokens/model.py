@@ -1,7 +1,7 @@
 """The Recurrent Memory Transformer: memory tokens around each segment of a backbone."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -151,10 +151,6 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
             self.embed(tokens_BT), tuple(body_caches), memory_BSD
         )
         return weights, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
-
-    def given_parameters(self) -> dict[str, Any]:
-        parameters = self.body.given_parameters()
-        return {"body": parameters} if parameters else {}
 
     def gradient_metrics(self, grads: dict) -> Metrics:
         return self.body.gradient_metrics(grads["body"])
