@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from brt.pretrained.folder import HubFolder
 
@@ -153,16 +154,13 @@ class Names:
                 )
 
     def read(self, folder: HubFolder) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
+        flat = {}
         for tensor, name in self._held(folder):
             parts = tensor.split(folder.read(name))
             for path, array in zip(tensor.parameters, parts, strict=True):
-                *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
-                node: dict[Any, Any] = tree
-                for step in steps:
-                    node = node.setdefault(step, {})
-                node[last] = np.ascontiguousarray(array)
-        return tree
+                steps = tuple(int(step) if step.isdigit() else step for step in path.split("."))
+                flat[steps] = np.ascontiguousarray(array)
+        return unflatten_dict(flat)
 
     def missing(self, folder: HubFolder) -> list[str]:
         on_disk = self.on_disk(folder)
