@@ -38,8 +38,8 @@ def fill_window(
     if block is None or fill_B is None:
         block, fill_B = window, jnp.zeros(rows, jnp.int32)
     block = zeros_outside(jnp.arange(W) < fill_B[:, None], block)
-    both = (jnp.concatenate(pair, axis=1) for pair in zip(window, block))
-    return DecodingWindow(*both, fill_B)
+    keys_BJHK, values_BJHK = (jnp.concatenate(pair, axis=1) for pair in zip(window, block))
+    return DecodingWindow(keys_BJHK, values_BJHK, fill_B)
 
 
 def update_where(rows_B: jax.Array, update: Callable[[Tree], Tree], caches: Tree) -> Tree:

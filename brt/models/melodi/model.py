@@ -172,8 +172,8 @@ class Melodi(TiedEmbedding, LanguageModel):
             with jax.named_scope(f"layer{i}"):
                 short, long = _memory_keys(layer, caches[i])
                 x_BWD, own = layer.part(x_BWD, slice(self.window), [short], long)
-            window = zeros_outside(real_BW, (*own, x_BWD))
-            after.append(DecodingMelodi(caches[i], short, long, *window, counts_B))
+            parts = *zeros_outside(real_BW, (*own, x_BWD)), counts_B
+            after.append(DecodingMelodi(caches[i], short, long, *parts))
         return self.logits(self.final_norm(x_BWD)), tuple(after)
 
     def decode(
