@@ -139,7 +139,8 @@ def _unread(name, read):
 
 
 def _is_source(configurable):
-    return hasattr(configurable_class(configurable), "documents")  # of a `Source`
+    # Only a `Source`, which this module may not import, has documents.
+    return hasattr(configurable_class(configurable), "documents")
 
 
 def _is_of_data(name):

@@ -303,8 +303,8 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             return super().given_parameters()
         names = self.names()
         if missing := names.missing(self.folder):
-            parts = self.folder.path, missing[0]
-            logging.warning("%s has no %s: the head begins with random parameters.", *parts)
+            folder, name = self.folder.path, missing[0]
+            logging.warning("%s has no %s: the head starts with random parameters.", folder, name)
         return names.read(self.folder)
 
     def gradient_metrics(self, grads: dict) -> Metrics:

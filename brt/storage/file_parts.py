@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from brt.storage.paths import AnyPath, RemotePath, file_size
+from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import open_regular
 
 PIECE = 2**20
@@ -78,11 +78,13 @@ class FileArray:
     def __init__(self, path: AnyPath | str | os.PathLike, dtype: np.dtype, advice: str):
         self.dtype = dtype
         if isinstance(path, RemotePath):
+            size = path.size()
             self._read: Callable[[int, int], bytes] = partial(_read_object, path, advice)
         else:
-            self._read = FileBytes(path, advice).read
+            file = FileBytes(path, advice)
+            size, self._read = len(file), file.read
         self._itemsize = dtype.itemsize
-        self._count = file_size(path) // dtype.itemsize
+        self._count = size // dtype.itemsize
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(self._count)

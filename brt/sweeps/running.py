@@ -43,7 +43,7 @@ class SweepRun(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether it trains, and not another run for it."""
+        """Whether this run trains; otherwise it uses the checkpoints of `entry.trained_by`."""
         return self.entry.trained_by == self.entry.name
 
     def evaluated(self) -> bool:

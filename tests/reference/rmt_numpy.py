@@ -20,9 +20,8 @@ def sees(config, S, T, M):
             return config["read_mem_from_cache"] or not (read or write)
         if read:
             return j < M + S
-        return (
-            write or j <= i
-        )  # read memory, earlier tokens, itself; the write positions come later
+        # Read memory, earlier tokens, itself; the write positions come later.
+        return write or j <= i
 
     return seen
 

@@ -43,7 +43,7 @@ class JobRunner(abc.ABC):
         """Has workers call `make_shard` for each `packed` run, in any order, and waits."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes missing shards; yields as `make_in_processes`."""
+        """Makes missing shards; yields, in any order, whether each is new and its shard.json."""
         self._check_sharing(maker)
         runs = list(runs)
         with ThreadPoolExecutor(REQUESTS) as threads:

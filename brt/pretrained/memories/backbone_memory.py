@@ -42,7 +42,7 @@ from brt.pretrained.memories.window_memory import Window, WindowMemory
 
 
 class StateKeys(NamedTuple):
-    """The states of a window, without the axis of blocks."""
+    """Keys, of unit length, and values of the states of a window: `BlockStates` of one block."""
 
     keys_BSHK: jax.Array
     values_BSHK: jax.Array
@@ -131,7 +131,7 @@ class BackboneMemory(WindowMemory):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns attention, and the addition to its output; each block attends to its states.
 
-        y: the memory's result, which belongs to one of both.
+        y: attention with the memory's result, or the addition alone if the memory is `in_residual`.
         """
         added_BTD = None
         if states is not None:

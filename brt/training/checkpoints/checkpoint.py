@@ -64,8 +64,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message names it and the reason."""
 
 
-class Damaged(CheckpointError):
-    """A checkpoint that is not what was written."""
+class Unreadable(CheckpointError):
+    """A checkpoint is gone or damaged; those of other steps may be valid."""
 
 
 class OtherModel(CheckpointError):
@@ -198,8 +198,8 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 return self.restore(step, abstract, parts)
-            except Damaged as error:
-                logging.warning("%s It was skipped.", error)
+            except Unreadable as error:
+                logging.warning("Skipped: %s", error)
         if steps:
             raise CheckpointError(
                 f"None of the checkpoints {steps} in {self.folder} can be read: start in a new "
@@ -214,7 +214,7 @@ class Checkpoints:
         steps = self.steps()
         others = ", ".join(str(other) for other in steps if other != step) or "none"
         if step not in steps:
-            raise CheckpointError(
+            raise Unreadable(
                 f"{self.folder} has no checkpoint of step {step}. Other steps: {others}."
             )
         try:
@@ -223,7 +223,7 @@ class Checkpoints:
             raise
         except Exception as error:  # damage has many kinds of errors
             self._refuse_transient(step, error)
-            raise Damaged(
+            raise Unreadable(
                 f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "
                 f"steps: {others}."
             ) from error

@@ -30,11 +30,13 @@ def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
             "must be 1."
         )
     refused = trainer.clear_state, trainer.reread_segments, trainer.most_scored
-    if model.dropout or any(refused) or trainer.bptt_depth is not None:
+    if model.dropout or any(refused):
         raise ValueError(
             f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
-            "Trainer.bptt_depth, clear_state, reread_segments and most_scored."
+            "Trainer.clear_state, reread_segments and most_scored."
         )
+    if trainer.bptt_depth is not None:
+        raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")
     layerwise_of(model, "Trainer.devices_over_time")
     names, shape = ("data", OVER_TIME, "fsdp", "model"), (data // N, N, 1, models)
     types = (AxisType.Auto,) * len(names)

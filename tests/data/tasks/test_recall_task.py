@@ -128,6 +128,8 @@ def test_documents_follow_from_seed_split_and_number():
 @pytest.mark.parametrize(
     "settings, name",
     [
+        ({"num_facts": 0}, "num_facts"),
+        ({"num_values": 0}, "num_values"),
         ({"seed": -1}, "seed"),
         ({"num_keys": 3}, "num_keys = 3"),
         ({"min_distance": 2}, "min_distance = 2"),

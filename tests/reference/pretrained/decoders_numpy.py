@@ -194,7 +194,7 @@ def logits(body, outputs):
 
 
 class Memory:
-    """What a memory carries between windows, and its additions to the layers of one."""
+    """The state of a memory between windows, and its additions to the layers of one."""
 
     def __init__(self, module, settings):
         self.module, self.settings = module, settings
