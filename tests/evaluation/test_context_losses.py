@@ -95,8 +95,7 @@ def runs(tmp_path_factory):
     """Folders of three trained runs on the same texts, two of them the same."""
     folder = tmp_path_factory.mktemp("runs")
     train_here(build(write_config(folder)), folder / "rec")
-    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
-    train_here(build(path), folder / "one")
+    train_here(build(write_config(folder, *PLAIN)), folder / "one")
     shutil.copytree(folder / "one", folder / "two")
     return folder
 
@@ -134,8 +133,7 @@ def test_a_group_that_cannot_be_compared_is_refused(monkeypatch, capsys, runs, f
     if "letters" in flags[0] and not (runs / "letters").exists():
         (runs / "words.txt").write_text("<eos>\n<unk>\naaa\n")
         other = f'Corpus.vocabulary = "words:{runs}/words.txt"', f'Corpus.store = "{runs}/words"'
-        path = write_config(runs, *PLAIN, *other, without=("RecurrentCell",))
-        train_here(build(path), runs / "letters")
+        train_here(build(write_config(runs, *PLAIN, *other)), runs / "letters")
     before = contents(runs / "rec")
     flags = [flag.format(runs, runs) for flag in flags]
     assert command(monkeypatch, evaluate, f"--workdir={runs}/rec", "--study=recl", *flags) == 1

@@ -31,8 +31,7 @@ def recurrent(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slide(tmp_path_factory):
-    path = write_config(tmp_path_factory.mktemp("slide"), *PLAIN, without=("RecurrentCell",))
-    return build(path).experiment
+    return build(write_config(tmp_path_factory.mktemp("slide"), *PLAIN)).experiment
 
 
 @pytest.fixture(scope="module")

@@ -212,7 +212,7 @@ TASK = (
     *bound("Evaluation", tokens_per_step=40, score="@FreeRunning()"),
     *bound("FreeRunning", answer=4, end=8),
 )
-OTHERS = ("RecurrentCell", "rsqrt", "Corpus.vocabulary", "TextFiles")
+OTHERS = ("rsqrt", "Corpus.vocabulary", "TextFiles")
 
 
 @pytest.fixture(scope="module")

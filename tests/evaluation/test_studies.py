@@ -38,9 +38,8 @@ def recurrent(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slide(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slide")
-    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
     with jax.set_mesh(one_device()):
-        yield a_run(folder, build(path).experiment)
+        yield a_run(folder, build(write_config(folder, *PLAIN)).experiment)
 
 
 def deaf(run, folder):
@@ -83,12 +82,8 @@ def test_gates_are_measured_where_first_segments_start_documents(recurrent):
 
 def test_an_external_memory_is_weighed_without_a_gradient(tmp_path):
     memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
-    lines = (
-        *TWO_LAYERS,
-        "BlockRecurrentTransformer.recurrent_layers = ()",
-        "BlockRecurrentTransformer.memorizing_layers = (1,)",
-    )
-    path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
+    memory += ("BlockRecurrentTransformer.memorizing_layers = (1,)",)
+    path = write_config(tmp_path, *TWO_LAYERS, *PLAIN, *memory)
     with jax.set_mesh(one_device()):
         found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL, 0)
     numbers = found["numbers"]

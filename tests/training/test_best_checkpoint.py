@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(folder):
-    return write_config(folder, *PLAIN, without=("RecurrentCell",))
+    return write_config(folder, *PLAIN)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ EVERYWHERE = ("jsonl", "tensorboard", "wandb")
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    path = write_config(tmp_path_factory.mktemp("texts"), *PLAIN, without=("RecurrentCell",))
-    return build(path, "CheckpointPolicy.every = 2")
+    folder = tmp_path_factory.mktemp("texts")
+    return build(write_config(folder, *PLAIN, "CheckpointPolicy.every = 2"))
 
 
 @pytest.fixture

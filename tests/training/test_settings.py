@@ -45,7 +45,7 @@ def test_a_warm_up_of_whole_steps_is_accepted(warmup_steps):
 
 
 def test_a_dry_run_refuses_what_has_no_meaning(tmp_path, monkeypatch, capsys):
-    path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
+    path = write_config(tmp_path, *PLAIN)
     arguments = f"--gin_file={path}", "--dry_run", "--gin.adamw.clip_norm=-0.5"
     assert command(monkeypatch, train, *arguments) == 1
     assert capsys.readouterr().err.strip().startswith("Error: adamw.clip_norm = -0.5 must be ")
@@ -68,7 +68,7 @@ def test_a_dry_run_refuses_what_has_no_meaning(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_contradictions_name_their_bindings(tmp_path, bindings, named):
-    path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
+    path = write_config(tmp_path, *PLAIN)
     with pytest.raises(ValueError, match=f"Trainer.{named}"):
         build(path, *(f"Trainer.{binding}" for binding in bindings))
     gin.clear_config()

@@ -198,8 +198,7 @@ def test_evaluating_in_between_changes_no_training_record(tiny, straight, tmp_pa
 
 
 def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
-    cell = ("RecurrentCell",)
-    path = write_config(tmp_path, *PLAIN, "Trainer.log_every = 1", without=cell)
+    path = write_config(tmp_path, *PLAIN, "Trainer.log_every = 1")
     flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}", "--gin.Trainer.steps=1000000"]
     reached = 0
     for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
@@ -307,7 +306,7 @@ def test_a_non_finite_loss_stops_with_a_good_checkpoint(tiny, straight, tmp_path
 
 def test_an_interval_of_skipped_steps_does_not_end_the_run(tmp_path):
     skipping = "Trainer.skip_nonfinite = True", "Trainer.log_every = 1", "Trainer.steps = 2"
-    path = write_config(tmp_path, *PLAIN, *skipping, without=("RecurrentCell",))
+    path = write_config(tmp_path, *PLAIN, *skipping)
     run = train_here(build(path), tmp_path / "run", hook=poison(2))
     assert [record["train/skipped_steps"] for record in records(tmp_path / "run")] == [0, 1]
     assert run.checkpoints.steps() == [2]
@@ -319,7 +318,7 @@ def test_an_interval_of_skipped_steps_does_not_end_the_run(tmp_path):
 @pytest.mark.parametrize(("split", "saved"), [("train", []), ("validation", ["3"])])
 def test_a_damaged_store_ends_training_before_it_is_read(tmp_path, split, saved, monkeypatch):
     monkeypatch.setattr(token_store, "SMALL", -1)  # no file is read before training
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *BINDINGS)
+    tiny = build(write_config(tmp_path, *PLAIN), *BINDINGS)
     tokens = tmp_path / "stores" / split / "shard-00000" / "tokens.bin"
     flip(tokens)
     with pytest.raises(ValueError, match=f"^{tokens} is damaged"):

@@ -28,7 +28,7 @@ def compilations(caplog, name):
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
     # Two model-parallel devices, where the compiler may prefer layouts other than ours.
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
+    tiny = build(write_config(tmp_path, *PLAIN))
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         train_here(tiny, tmp_path / "run", mesh=mesh_of(1, 2))
     assert compilations(caplog, "train_step") == 1
@@ -49,8 +49,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_the_one_that_was_not_stopped(tmp_path, kind):
     bindings, unscored = KINDS[kind]
-    path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
-    tiny = build(path, *BINDINGS, *bindings)
+    tiny = build(write_config(tmp_path, *PLAIN), *BINDINGS, *bindings)
     whole = train_here(tiny, tmp_path / "whole")
     train_here(tiny, tmp_path / "parts", stop_after=7)
     assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
@@ -61,8 +60,7 @@ def test_a_resumed_run_is_the_one_that_was_not_stopped(tmp_path, kind):
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_a_run_resumed_on_another_mesh_has_the_same_checksum(tmp_path):
-    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
-    tiny = build(path)
+    tiny = build(write_config(tmp_path, *PLAIN, "Trainer.steps = 4"))
     train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
     run = train_here(tiny, tmp_path / "parts")
     whole = train_here(tiny, tmp_path / "whole")
@@ -79,7 +77,7 @@ def test_a_mixture_resumes_where_its_stores_have_moved(tmp_path):
         f'second/Corpus.store = "{tmp_path}/two"',
         *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
     ]
-    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell", "Corpus.store"))
+    path = write_config(tmp_path, *PLAIN, *mixture, without=("Corpus.store",))
     tiny = build(path)
     whole = train_here(tiny, tmp_path / "whole")
     train_here(tiny, tmp_path / "parts", stop_after=3)

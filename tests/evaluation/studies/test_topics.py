@@ -74,8 +74,7 @@ def runs(tmp_path_factory):
             (folder / "texts" / split / f"{number}.txt").write_text(text)
     tiny = build(write_config(folder, "Trainer.steps = 400", "Trainer.log_every = 400"))
     train_here(tiny, folder / "rec")
-    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
-    train_here(build(path), folder / "slide")
+    train_here(build(write_config(folder, *PLAIN)), folder / "slide")
     return folder, tiny
 
 
@@ -155,8 +154,8 @@ def test_topics_are_one_command(runs, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_run_with_other_segments_is_refused(runs, monkeypatch, capsys):
     folder, _ = runs
-    lines = *PLAIN, "Trainer.segment_length = 32"
-    train_here(build(write_config(folder, *lines, without=("RecurrentCell",))), folder / "long")
+    path = write_config(folder, *PLAIN, "Trainer.segment_length = 32")
+    train_here(build(path), folder / "long")
     flags = f"--workdir={folder / 'rec'}", "--study=continuations", f"--other={folder / 'long'}"
     assert command(monkeypatch, evaluate, *flags)
     assert "and a context is one" in capsys.readouterr().err
