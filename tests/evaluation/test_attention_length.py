@@ -56,44 +56,13 @@ def run(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("txl"), *TXL)
 
 
-def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
-    flags = (
-        "--study=attention_length",
-        "--gin.AttentionLength.step=24",
-        "--gin.AttentionLength.longest=60",
-    )
-    monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)  # try them all
-    assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
-    found = json.loads((run / "studies" / "attention_length.json").read_text())
-    (curve,) = found["series"]
-    assert curve["x"] == [16, 24, 48] and found["numbers"]["best_length"] == 48
-    assert found["numbers"]["initial_length"] == 16  # training's own
-    assert found["summary"] in capsys.readouterr().out
-    for length, perplexity in zip(curve["x"], curve["y"]):
-        bindings = ("Evaluation.model=@evaluation/TransformerXL",)
-        bindings += (f"evaluation/TransformerXL.memory_length={length}",)
-        flags = [f"--gin.{binding}" for binding in bindings]
-        assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
-        figures = json.loads((run / "evaluation_validation.json").read_text())
-        assert perplexity == pytest.approx(figures["perplexity"], rel=1e-6)
-    assert len(set(curve["y"])) == 3
-
-
-def study(monkeypatch, run, *flags):
+def study(monkeypatch, run, step, longest, *bindings):
     """The command's file, with every length tried."""
     monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)
-    flags = f"--workdir={run}", "--study=attention_length", *flags
-    assert not command(monkeypatch, evaluate, *flags)
+    bindings += f"AttentionLength.step={step}", f"AttentionLength.longest={longest}"
+    flags = "--study=attention_length", *(f"--gin.{binding}" for binding in bindings)
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     return json.loads((run / "studies" / "attention_length.json").read_text())
-
-
-RMT = (*TXL, "Trainer.model = @RecurrentMemoryTransformer", "TransformerXL.memory_length = 8")
-RMT += ("RecurrentMemoryTransformer.num_memory = 2",)
-
-
-@pytest.fixture(scope="module")
-def rmt(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("rmt"), *RMT)
 
 
 def perplexity_of(monkeypatch, run, *bindings):
@@ -102,11 +71,23 @@ def perplexity_of(monkeypatch, run, *bindings):
     return json.loads((run / "evaluation_validation.json").read_text())["perplexity"]
 
 
-def test_a_setting_under_another_name_is_lengthened(monkeypatch, rmt):
-    found = study(
-        monkeypatch, rmt, "--gin.AttentionLength.step=16", "--gin.AttentionLength.longest=32"
-    )
+def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
+    found = study(monkeypatch, run, 24, 60)
     (curve,) = found["series"]
+    assert curve["x"] == [16, 24, 48] and found["numbers"]["best_length"] == 48
+    assert found["numbers"]["initial_length"] == 16  # training's own
+    assert found["summary"] in capsys.readouterr().out
+    model = "Evaluation.model=@evaluation/TransformerXL"
+    for length, perplexity in zip(curve["x"], curve["y"]):
+        longer = f"evaluation/TransformerXL.memory_length={length}"
+        assert perplexity == pytest.approx(perplexity_of(monkeypatch, run, model, longer), rel=1e-6)
+    assert len(set(curve["y"])) == 3
+
+
+def test_a_setting_under_another_name_is_lengthened(monkeypatch, tmp_path):
+    lines = "Trainer.model = @RecurrentMemoryTransformer", "TransformerXL.memory_length = 8"
+    rmt = trained(tmp_path, *TXL, *lines, "RecurrentMemoryTransformer.num_memory = 2")
+    (curve,) = study(monkeypatch, rmt, 16, 32)["series"]
     assert curve["x"] == [8, 16, 32] and len(set(curve["y"])) == 3
     bindings = "Evaluation.model=@evaluation/RecurrentMemoryTransformer"
     bindings = bindings, "evaluation/TransformerXL.memory_length=32"
@@ -115,15 +96,7 @@ def test_a_setting_under_another_name_is_lengthened(monkeypatch, rmt):
 
 def test_what_evaluation_binds_besides_the_length_stays_in_force(monkeypatch, run):
     own = "Evaluation.model=@mine/TransformerXL", "mine/TransformerXL.same_length=True"
-    flags = [f"--gin.{binding}" for binding in own]
-    found = study(
-        monkeypatch,
-        run,
-        "--gin.AttentionLength.step=40",
-        "--gin.AttentionLength.longest=40",
-        *flags,
-    )
-    (curve,) = found["series"]
+    (curve,) = study(monkeypatch, run, 40, 40, *own)["series"]
     assert curve["x"] == [16, 40]
     length = "mine/TransformerXL.memory_length=40"
     expected, plain = (perplexity_of(monkeypatch, run, *b, length) for b in (own, own[:1]))
@@ -149,10 +122,7 @@ def filled(run, name, sizes, segment_length):
 
 
 def test_the_study_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
-    found = study(
-        monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=450"
-    )
-    (curve,) = found["series"]
+    (curve,) = study(monkeypatch, run, 150, 450)["series"]
     assert curve["x"] == [16, 150, 300, 450]
     perplexity = dict(zip(curve["x"], curve["y"]))
     assert len(set(perplexity.values())) == 4
@@ -168,7 +138,7 @@ def test_the_study_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
 
 
 def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
-    study(monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=150")
+    study(monkeypatch, run, 150, 150)
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
     tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
     expected = "run, seed 0: attention_length of validation, evaluated on test"

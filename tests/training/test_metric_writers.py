@@ -43,11 +43,10 @@ def wandb(monkeypatch):
     return runs
 
 
-def numbers(folder, after=0):
+def numbers(folder):
     return [
         (record.pop("step"), {n: x for n, x in record.items() if not isinstance(x, str)})
         for record in read_metrics(str(folder))
-        if record["step"] > after
     ]
 
 
