@@ -13,7 +13,17 @@ import pytest
 from architectures import random_model
 from gin_settings import bound
 from tiny_models import quick_jit, read_segment
-from tiny_run import PLAIN, build, command, mesh_of, one_device, train_here, write_config
+from tiny_run import (
+    PLAIN,
+    assert_same_run,
+    build,
+    command,
+    mesh_of,
+    one_device,
+    records,
+    train_here,
+    write_config,
+)
 
 from brt import evaluate
 from brt.data.stores.store_writer import write_store
@@ -83,16 +93,14 @@ def copies(tmp_path_factory):
     return store_of_task(task, tmp_path_factory.mktemp("copy") / "test")
 
 
-def decoder_of(model, store, rows=64, length=N):
+def decoder_of(model, store, rows=64, length=N, mesh=None):
     experiment = types.SimpleNamespace(bind_evaluated=lambda params, segment_length: model)
-    return SampleDecoder(experiment, one_device(), store, rows, length)
+    return SampleDecoder(experiment, mesh or one_device(), store, rows, length)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 def test_samples_are_divided_over_devices(copies):
-    if len(jax.devices()) < 8:
-        pytest.skip("needs eight devices")
-    experiment = types.SimpleNamespace(bind_evaluated=lambda params, segment_length: Oracle())
-    decoder = SampleDecoder(experiment, mesh_of(8, 1), copies, 16, N)
+    decoder = decoder_of(Oracle(), copies, rows=16, mesh=mesh_of(8, 1))
     found = FreeRunning().run(decoder, None, accuracy=0.0)
     assert found["free_running_exact"] == 1.0 and found["free_running_samples"] == 300
 
@@ -221,19 +229,10 @@ def tiny(tmp_path_factory):
 
 
 def test_a_run_on_samples_reports_both_and_can_be_resumed(tiny, tmp_path, monkeypatch, capsys):
-    train_here(tiny, tmp_path / "whole")
+    whole = train_here(tiny, tmp_path / "whole")
     train_here(tiny, tmp_path / "cut", stop_after=2)
-    train_here(tiny, tmp_path / "cut")
-    whole, cut = (read_metrics(tmp_path / name) for name in ("whole", "cut"))
-
-    def kept(records):
-        return [
-            {name: x for name, x in record.items() if not name.startswith(("perf", "time"))}
-            for record in records
-        ]
-
-    assert kept(whole) == kept(cut)
-    (last,) = [record for record in whole if record.get("eval/loss") and record["step"] == 6]
+    assert_same_run(train_here(tiny, tmp_path / "cut"), whole)
+    (last,) = (record for record in records(tmp_path / "whole", "eval/") if record["step"] == 6)
     assert last["eval/scored_tokens"] == 13 * 16 and last["eval/free_running_samples"] == 13
     for name in ("accuracy", "accuracy_end", "free_running_accuracy", "answer_accuracy"):
         assert 0 <= last[f"eval/{name}"] <= 1
