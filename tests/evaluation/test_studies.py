@@ -1,5 +1,6 @@
 """Is the memory used, how far back does it reach: against plain loops."""
 
+import copy
 import functools
 import itertools
 import math
@@ -44,15 +45,15 @@ def slide(tmp_path_factory):
 
 def deaf(run, folder):
     """The run with what states give to the tokens set to zero."""
-    copy = RecordedRun.__new__(RecordedRun)
-    copy.__dict__ = {**run.__dict__, "workdir": folder}
+    other = copy.copy(run)
+    other.workdir = folder
 
     def silenced(path, x):
         name = jax.tree_util.keystr(path)
         return x.at[x.shape[0] // 2 :].set(0.0) if "output_CD" in name else x
 
-    copy.params = jax.tree_util.tree_map_with_path(silenced, run.params)
-    return copy
+    other.params = jax.tree_util.tree_map_with_path(silenced, run.params)
+    return other
 
 
 # Is the memory used?
@@ -394,8 +395,8 @@ def test_a_reset_is_weighed_by_the_answers_after_it(answering):
 
 def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, tmp_path):
     """Each has texts of its own; here they are made to differ."""
-    other = RecordedRun.__new__(RecordedRun)
-    other.__dict__ = {**slide.__dict__, "workdir": tmp_path}
+    other = copy.copy(slide)
+    other.workdir = tmp_path
     other.store = other.experiment.open_store("test")
     with pytest.raises(ValueError, match=r"Corpus\.store"):
         run_study(Compare(), recurrent, {"other": other})
