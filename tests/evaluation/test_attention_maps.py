@@ -1,17 +1,18 @@
 """The study of attention agrees with a plain loop over the model's weights."""
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from gin_settings import bound
 from random_runs import random_run
-from tiny_run import build, one_device, write_config
+from tiny_run import TXL, build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
-from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.attention import Attention, add_lines
 from brt.studies.attention_measures import Parts, best_line
 from brt.studies.output import table, write_study
@@ -19,17 +20,9 @@ from brt.studies.study import content, run_study
 
 T, M, S = 16, 24, 5
 ALL = np.arange(7)
-LAYERS = (
-    "TransformerXL.vocabulary_size = 256",
-    "TransformerXL.num_layers = 3",
-    "TransformerXL.width = 12",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 4",
-    "TransformerXL.feed_forward_size = 16",
-)
-XL = (*LAYERS, "Trainer.model = @TransformerXL", f"TransformerXL.memory_length = {M}")
+XL = (*TXL, *bound("TransformerXL", num_layers=3, width=12, memory_length=M))
 RMT = (
-    *LAYERS,
+    *XL,
     "Trainer.model = @RecurrentMemoryTransformer",
     "TransformerXL.memory_length = 0",
     f"RecurrentMemoryTransformer.num_memory = {S}",
@@ -203,10 +196,8 @@ def test_maps_of_a_task_are_those_of_segments_over_samples(tmp_path):
         *bound("Trainer", segment_length=8, segments_per_step=3, tokens_per_step=48),
         "TransformerXL.memory_length = 8",
     )
-    lines = [*(line for line in XL if "memory_length" not in line), *task]
-    without = (*WITHOUT, "TextFiles")
     with jax.set_mesh(one_device()):
-        run = a_run(tmp_path, lines, without, length=8)
+        run = a_run(tmp_path, (*XL, *task), (*WITHOUT, "TextFiles"), length=8)
         found = Attention(tokens=10**6).measure(run, {}, np.arange(7), seed=0)
         model = run.experiment.bind_evaluated(run.params, 8)
         read, best = jax.jit(model.attention_weights), 0.0
@@ -233,16 +224,10 @@ def test_the_study_is_written_with_its_arrays_beside_it(xl):
 
 
 def test_a_model_that_shows_no_attention_is_named(xl):
-    run = RecordedRun.__new__(RecordedRun)
-    run.__dict__ = {**xl.__dict__}
-
     class Other:
         pass
 
-    class Experiment:
-        def evaluated_model(self, length):
-            return Other()
-
-    run.experiment = Experiment()
+    run = copy.copy(xl)
+    run.experiment = SimpleNamespace(evaluated_model=lambda length: Other())
     with pytest.raises(ValueError, match=r"such as TransformerXL and .* holds a Other"):
         Attention().measure(run, {}, ALL, 0)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from test_studies import a_run
-from tiny_run import PLAIN, build, command, contents, one_device, train_here, write_config
+from tiny_run import PLAIN, TXL, build, command, contents, one_device, train_here, write_config
 
 from brt import evaluate
 from brt.reporting.drawing.heat_map import study_maps
@@ -83,9 +83,7 @@ def test_without_memory_the_whole_segment_is_read(recurrent, monkeypatch):
 
 @pytest.mark.parametrize(("memory", "reach"), [(0, T), (1, np.iinfo(np.int64).max)])
 def test_a_model_that_carries_nothing_reaches_its_segment(tmp_path, memory, reach):
-    sizes = "vocabulary_size = 256", "num_layers = 1", "width = 4", "num_heads = 1"
-    sizes += "head_size = 4", "feed_forward_size = 4", f"memory_length = {memory}"
-    lines = "Trainer.model = @TransformerXL", *(f"TransformerXL.{size}" for size in sizes)
+    lines = *TXL, f"TransformerXL.memory_length = {memory}"
     path = write_config(tmp_path, *lines, without=("BlockRecurrentTransformer", "RecurrentCell"))
     assert module.own_reach(build(path).experiment, T) == reach
 

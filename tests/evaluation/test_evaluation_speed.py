@@ -17,8 +17,6 @@ from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.step_times import read_step_times
 
-WITHOUT = "BlockRecurrentTransformer", "RecurrentCell"
-
 
 class Operations:
     """Replaces the modules `jax` and `time` of the measurement.
@@ -56,7 +54,8 @@ def operations(monkeypatch):
 @pytest.fixture
 def measured(monkeypatch, tmp_path, operations):
     """Returns a function that measures a tiny Transformer-XL and returns the path of the result."""
-    config = write_config(tmp_path, *TXL, without=WITHOUT)
+    others = "BlockRecurrentTransformer", "RecurrentCell"
+    config = write_config(tmp_path, *TXL, without=others)
 
     def run(*flags):
         flags = f"--evaluation_speed={config}", f"--json={tmp_path / 'speed.json'}", *flags
