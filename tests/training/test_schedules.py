@@ -15,30 +15,31 @@ def ramp_and_held(step, warmup):
     return (min(step, warmup) / warmup if warmup else 1.0), max(step, warmup)
 
 
-def rsqrt(step, total, warmup=1000, multiplier=1.0):
-    ramp, held = ramp_and_held(step, warmup)
+def rsqrt(step, total, warmup_steps=1000, multiplier=1.0):
+    ramp, held = ramp_and_held(step, warmup_steps)
     return multiplier * ramp / math.sqrt(max(held, 100))
 
 
-def rescaled_rsqrt(step, total, warmup=1000, low=0.001, high=0.05):
-    ramp, held = ramp_and_held(step, warmup)
-    return ramp * min(high, low / math.sqrt(max(held, 1) / total))
+def rescaled_rsqrt(step, total, warmup_steps=1000, minimum=0.001, maximum=0.05):
+    ramp, held = ramp_and_held(step, warmup_steps)
+    return ramp * min(maximum, minimum / math.sqrt(max(held, 1) / total))
 
 
-def cosine(step, total, warmup=1000, high=0.01, low=0.001, tail=True):
-    ramp, held = ramp_and_held(step, warmup)
+def cosine(step, total, warmup_steps=1000, maximum=0.01, minimum=0.001, tail=True):
+    ramp, held = ramp_and_held(step, warmup_steps)
     if held < total:
-        return ramp * (low + (high - low) * (1 + math.cos(math.pi * held / total)) / 2)
-    return ramp * (2 * low * 2 ** (-held / total) if tail else low)
+        share = (1 + math.cos(math.pi * held / total)) / 2
+        return ramp * (minimum + (maximum - minimum) * share)
+    return ramp * (2 * minimum * 2 ** (-held / total) if tail else minimum)
 
 
-def linear(step, total, warmup=1000, high=0.01, low=0.0):
-    ramp, held = ramp_and_held(step, warmup)
-    return ramp * (high + (low - high) * min(held, total) / total)
+def linear(step, total, warmup_steps=1000, maximum=0.01, minimum=0.0):
+    ramp, held = ramp_and_held(step, warmup_steps)
+    return ramp * (maximum + (minimum - maximum) * min(held, total) / total)
 
 
-def constant_rate(step, total, warmup=1000, value=0.003):
-    ramp, _ = ramp_and_held(step, warmup)
+def constant_rate(step, total, warmup_steps, value):
+    ramp, _ = ramp_and_held(step, warmup_steps)
     return ramp * value
 
 
@@ -49,16 +50,9 @@ FORMULAS = {
     "cosine": (cosine, {}),
     "cosine without tail": (cosine, {"tail": False}),
     "linear": (linear, {}),
-    "linear to a rest": (linear, {"low": 0.004}),
+    "linear to a rest": (linear, {"minimum": 0.004}),
     "constant_rate": (constant_rate, {"value": 0.003}),
 }
-NAMES = {"high": "maximum", "low": "minimum", "warmup": "warmup_steps"}
-
-
-def ours(formula, steps, total, **constants):
-    constants = {NAMES.get(name, name): value for name, value in constants.items()}
-    schedule = getattr(schedules, formula.__name__)
-    return np.asarray(schedule(total, **constants)(np.array(steps, np.int32)))
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -69,8 +63,10 @@ def test_each_schedule_is_its_formula(name, total, warmup):
     steps = sorted(
         {0, 1, warmup // 2, warmup, warmup + 1, total // 2, total - 1, total, total + 1, 2 * total}
     )
-    expected = [formula(step, total, warmup=warmup, **constants) for step in steps]
-    found = ours(formula, steps, total, warmup=warmup, **constants)
+    constants = constants | {"warmup_steps": warmup}
+    expected = [formula(step, total, **constants) for step in steps]
+    schedule = getattr(schedules, formula.__name__)(total, **constants)
+    found = schedule(np.array(steps, np.int32))
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=3e-9)
 
 
