@@ -1,30 +1,35 @@
-"""The run folder: records are read back as written, up to the step that a run resumes from."""
+"""The run folder: records and events are whole, and cut back where a run is resumed."""
 
 import glob
 import json
 import logging
 import os
+import struct
+import time
 
 import gin
 import jax
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tiny_run import files_of_at_most
 
+from brt.training.records import event_files
+from brt.training.records.event_files import EventFile
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 
-def scalars(step):
-    return {"train/loss": 1 / (step + 3), "train/scored_tokens": 100.0 * step, "perf/x": 1e-9}
+def values(step):
+    return {"train/loss": 1 / (step + 3), "train/x": 2.0 * step, "perf/x": 1e-9, "note": "text"}
 
 
-def recorded(path, steps, start=0):
-    """A folder that recorded at each of the steps, closed."""
-    folder = RunFolder(str(path))
+def recorded(path, steps, start=0, **options):
+    """Records at each of the steps, in a folder that is closed then."""
+    folder = RunFolder(str(path), **options)
     folder.open_metrics(start)
     for step in steps:
-        folder.record(step, scalars(step))
+        folder.record(step, values(step))
     folder.close()
-    return folder
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 6, 99])
@@ -32,7 +37,7 @@ def test_resuming_cuts_the_records_to_its_first_step(tmp_path, start):
     recorded(tmp_path, [2, 4, 6])
     recorded(tmp_path, [], start)
     kept = [s for s in (2, 4, 6) if s <= start]
-    assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in kept]
+    assert read_metrics(str(tmp_path)) == [{"step": s, **values(s)} for s in kept]
     recorded(tmp_path, [100], start)
     assert [record["step"] for record in read_metrics(str(tmp_path))] == [*kept, 100]
 
@@ -71,8 +76,8 @@ def test_records_without_a_checkpoint_are_put_aside(tmp_path):
 def test_a_record_is_on_disk_before_the_folder_is_closed(tmp_path):
     folder = RunFolder(str(tmp_path))
     folder.open_metrics(0)
-    folder.record(2, scalars(2))
-    assert read_metrics(str(tmp_path)) == [{"step": 2, **scalars(2)}]
+    folder.record(2, values(2))
+    assert read_metrics(str(tmp_path)) == [{"step": 2, **values(2)}]
     folder.sync()
     folder.close()
 
@@ -90,7 +95,7 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
     folder = RunFolder(str(tmp_path / "run"), writes=False)
     folder.describe("Trainer.steps = 1")
     folder.open_metrics(0)
-    folder.record(1, scalars(1))
+    folder.record(1, values(1))
     folder.sync()
     folder.close()
     assert not (tmp_path / "run").exists()
@@ -165,3 +170,98 @@ def test_a_long_run_is_read_in_even_records_and_evaluations(tmp_path, lines):
     assert lines <= 10 or len(trained) <= 2 * 10 + 2
     assert max(np.diff([0, *steps])) <= max(1, (lines + 1) // 10)
     assert len(read_metrics(str(tmp_path))) == lines
+
+
+# Event files.
+
+
+def files(path):
+    return sorted(path.glob("events.out.tfevents.*"))
+
+
+def events(path):
+    """(step, wall time, scalars) of the events that TensorBoard shows, read byte by byte."""
+    found = []
+    for name in files(path):
+        with open(name, "rb") as file:
+            while len(header := file.read(12)) == 12:
+                size = struct.unpack("<Q", header[:8])[0]
+                if len(data := file.read(size)) < size or len(file.read(4)) < 4:
+                    break  # torn
+                event = Event.FromString(data)
+                if event.HasField("session_log"):
+                    found = [entry for entry in found if entry[0] < event.step]
+                if event.summary.value:
+                    scalars = {value.tag: value.simple_value for value in event.summary.value}
+                    found.append((event.step, event.wall_time, scalars))
+    return found
+
+
+def steps_of(path):
+    """Steps of both kinds of records."""
+    steps = [step for step, *_ in events(path)]
+    assert [record["step"] for record in read_metrics(str(path))] == steps
+    return steps
+
+
+def test_events_beyond_the_step_of_a_resumed_run_are_purged(tmp_path):
+    recorded(tmp_path, [2, 4, 6, 6, 8])
+    before = events(tmp_path)
+    recorded(tmp_path, [8, 10], start=6)
+    assert steps_of(tmp_path) == [2, 4, 6, 6, 8, 10]
+    assert events(tmp_path)[:4] == before[:4]
+    recorded(tmp_path, [], start=2)
+    assert steps_of(tmp_path) == [2]
+
+
+def test_a_torn_event_beyond_the_step_does_not_matter(tmp_path):
+    recorded(tmp_path, [2, 4, 6])
+    (first,) = files(tmp_path)
+    first.write_bytes(first.read_bytes()[:-5])
+    recorded(tmp_path, [6], start=4)
+    assert steps_of(tmp_path) == [2, 4, 6] and files(tmp_path)[0] == first
+
+
+def test_events_begin_when_a_run_goes_on_with_them(tmp_path):
+    recorded(tmp_path, [2, 4], metrics=("jsonl",))
+    assert not files(tmp_path)
+    recorded(tmp_path, [6], start=4)
+    assert steps_of(tmp_path) == [2, 4, 6]
+    recorded(tmp_path, [8], start=6, metrics=("jsonl",))
+    assert not files(tmp_path)
+
+
+def test_a_new_file_comes_after_all_others_whatever_the_clock(tmp_path, monkeypatch):
+    for now in (2_000_000_000.5, 2_000_000_000.6, 1_000_000_000.0):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        EventFile(str(tmp_path)).close()
+    seconds = [int(path.name.split(".")[3]) for path in files(tmp_path)]
+    assert seconds == [2_000_000_000, 2_000_000_001, 2_000_000_002]
+
+
+def test_events_go_to_the_disk_after_a_while_unasked(tmp_path, monkeypatch):
+    file = EventFile(str(tmp_path))
+    file.write(1, {"train/loss": 1.0})
+    assert not events(tmp_path)
+    monkeypatch.setattr(event_files, "FLUSHED", -1.0)
+    file.write(2, {"train/loss": 1.0})
+    assert len(events(tmp_path)) == 2
+    file.close()
+
+
+def test_a_full_disk_leaves_whole_lines_and_whole_events(tmp_path):
+    folder = RunFolder(str(tmp_path))
+    folder.open_metrics(0)
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        for step in range(1, 100):
+            with files_of_at_most(1000):
+                folder.record(step, {"train/loss": 0.1, "note": "x" * 50})
+    with files_of_at_most(500), pytest.raises(OSError, match=r"Cannot write .*tfevents"):
+        folder.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text.endswith("}\n") and len(text) <= 1000
+    found = [json.loads(line)["step"] for line in text.splitlines()]
+    assert found == list(range(1, len(found) + 1)) and len(found) > 5
+    last = found[-1]
+    recorded(tmp_path, [last + 1], start=last)
+    assert [r["step"] for r in read_metrics(str(tmp_path))] == [*found, last + 1]
