@@ -10,11 +10,9 @@ import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
 from stores import small_vocabulary
 from tiny_models import leaves_close, read_segment, wide_types  # noqa: F401
-from tiny_run import TXL, write_config
+from tiny_run import TXL, build, differing, write_config
 
-from brt import config
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
-from brt.experiment import Experiment
 from brt.generation.document_memory import take_rows
 from brt.generation.generator import Generator, NonFiniteLogits
 from brt.generation.sampling import Sampling
@@ -52,11 +50,6 @@ def pass_over_segments(model, documents):
 def nats_of(logits_TV, tokens):
     logits_TV = logits_TV - logits_TV.max(axis=-1, keepdims=True)
     return np.log(np.exp(logits_TV).sum(axis=-1)) - logits_TV[np.arange(len(tokens)), tokens]
-
-
-def assert_same(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 assert_close = functools.partial(leaves_close, tolerance=1e-9)
@@ -112,8 +105,7 @@ def test_generation_reads_in_the_segments_of_evaluation(tmp_path, length):
     """Read at once and read in pieces are the same, whatever the trainer's segments."""
     others = "BlockRecurrentTransformer", "RecurrentCell"
     lines = *TXL, f"Evaluation.segment_length = {length}"
-    config.parse([str(write_config(tmp_path, *lines, without=others))])
-    experiment = Experiment.from_gin()
+    experiment = build(write_config(tmp_path, *lines, without=others)).experiment
     assert experiment.trainer.segment_length == 16
     params = jax.tree.map(lambda x: 3 * x, experiment.init_params())
     generator = Generator.of_experiment(experiment, params, "here")
@@ -155,8 +147,8 @@ def test_interleaved_streams_are_independent():
         writing.run()
     for found, expected in zip(mixed, alone):
         assert found.tokens == expected.tokens and found.texts == expected.texts
-        assert_same(found.memory, expected.memory)
-    assert_same(memories, before)
+        assert not differing(found.memory, expected.memory)
+    assert not differing(memories, before)
 
 
 def test_where_the_host_looks_changes_nothing():
@@ -210,7 +202,6 @@ def test_a_row_that_has_stopped_holds_still_while_others_go_on():
 def test_ids_beyond_the_vocabulary_are_never_written():
     model = random_model("slide", dtype="float64")
     model.embedding_VD[...] = model.embedding_VD[...].at[5:].mul(50.0)  # the likeliest, or least
-
     few = Generator(model, small_vocabulary(5), WINDOW, 5)
     writing = few.write(few.begin(3), WRITTEN, Sampling(2.0)).run()
     assert all(token < 5 for tokens in writing.tokens for token in tokens)
@@ -240,12 +231,12 @@ def test_segments_are_the_model_s_own_without_a_length(name):
     model = random_model(name)
     default, own = (Generator(model, IDS, length) for length in (None, model.period))
     text = np.random.default_rng(0).integers(0, VOCABULARY, 2100)
-    assert_same(default.score([text]), own.score([text]))
+    assert not differing(default.score([text]), own.score([text]))
 
 
 def test_an_array_with_a_row_for_each_document_is_read_as_such():
     generator, ids_BT = generator_of(FIRST), np.arange(2 * WINDOW).reshape(2, -1) % VOCABULARY
-    assert_same(generator.read(ids_BT), generator.read([*ids_BT]))
+    assert not differing(generator.read(ids_BT), generator.read([*ids_BT]))
 
 
 @pytest.mark.parametrize("rows", [[2], [-3], [0, 5]])

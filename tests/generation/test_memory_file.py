@@ -1,20 +1,19 @@
 """Memory files: the same memory, of constant size, for the model that wrote it and no other."""
 
+import copy
 import os
 import struct
 
-import jax
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
-from stores import small_vocabulary
-from tiny_run import files_of_at_most
+from test_generation import IDS
+from tiny_run import differing, files_of_at_most
 
 from brt.generation.generator import Generator
 from brt.generation.memory_file import model_fingerprint
 
 NAME = "feedback_two_cells"
-IDS = small_vocabulary(VOCABULARY)
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +32,12 @@ def path(generator, memory, tmp_path):
     return tmp_path / "book.memory"
 
 
-def assert_identical(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
 def test_a_loaded_memory_is_the_saved_one_bit_for_bit(generator, memory, path):
     loaded = generator.load(path)
-    assert_identical(loaded, memory)
+    assert not differing(loaded, memory)
     found, expected = (generator.write(m, 2 * WINDOW + 1).run() for m in (loaded, memory))
     assert found.tokens == expected.tokens and found.nats == expected.nats
-    assert_identical(found.memory, expected.memory)
+    assert not differing(found.memory, expected.memory)
 
 
 def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tmp_path):
@@ -64,7 +58,7 @@ def refusal(path, generator, **others):
 def test_a_file_of_another_model_or_vocabulary_is_refused(generator, path):
     assert "another model" in refusal(path, generator, model=random_model(NAME, seed=2))
     assert "another model" in refusal(path, generator, model=random_model("rec_two_layers"))
-    other = small_vocabulary(VOCABULARY)
+    other = copy.copy(IDS)
     other.fingerprint = "f" * 64
     assert "vocabulary bytes of size 17" in refusal(path, generator, ids=other)
 
@@ -103,9 +97,6 @@ def test_a_changed_file_is_refused_wherever_it_was_changed(generator, path):
 
 def test_a_file_that_cannot_be_written_leaves_the_earlier_one(generator, path, tmp_path):
     before = path.read_bytes()
-    with (
-        files_of_at_most(1000),
-        pytest.raises(OSError, match=str(path)),
-    ):
+    with files_of_at_most(1000), pytest.raises(OSError, match=str(path)):
         generator.save(path, generator.begin())
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["book.memory"]
