@@ -7,15 +7,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from plain_reading import scalars_of
 from test_studies import a_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore
-from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
-from brt.data.token_scores import TokenScores
 from brt.evaluation.answer_accuracy import AnswerScore, answers_of_store
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
@@ -32,20 +31,8 @@ def store(tmp_path_factory):
     return corpus.open("validation")
 
 
-def evaluated(store, rows, length, right, steps=None, stride=None):
-    """Returns the scalars if the token at (document, position) is right where `right` is true."""
-    score, sums = AnswerScore(), {"nats": 0.0}  # shared with other scores
-    stream = evaluation_pass("documents", store, rows, length, stride)
-    for step in range(steps or stream.num_steps):
-        documents, offsets = stream.positions(step)
-        correct = np.array(
-            [[right(d, offset + t) for t in range(length)] for d, offset in zip(documents, offsets)]
-        )
-        weights = stream.batch(step).weights_KBT[0]
-        nats = np.zeros((rows, length))
-        segment = TokenScores(documents, offsets, None, weights, nats, correct)
-        score.add(sums, store, segment)
-    return score.scalars(sums, store, steps is None)
+def evaluated(store, *arguments, **options):
+    return scalars_of(AnswerScore(), store, *arguments, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,17 @@
 """The recall score, against a loop over questions."""
 
-import numpy as np
 import pytest
+from plain_reading import scalars_of
 
 from brt.data.corpus import Corpus
-from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.recall import ASK, DEFINE, RecallTask
-from brt.data.token_scores import TokenScores
 from brt.evaluation.recall import RecallScore
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    task = RecallTask(
-        num_held_out=6,
-        document_length=(190, 260),
-        num_facts=4,
-        num_keys=5,
-        num_values=6,
-        num_fillers=3,
-        min_distance=4,
-        max_distance=120,
-        seed=3,
-    )
+    sizes = dict(num_held_out=6, document_length=(190, 260), num_facts=4, num_keys=5, num_values=6)
+    task = RecallTask(**sizes, num_fillers=3, min_distance=4, max_distance=120, seed=3)
     corpus = Corpus(str(tmp_path_factory.mktemp("recall")), task)
     corpus.prepare("validation", quiet=True)
     return corpus.open("validation")
@@ -49,20 +38,8 @@ def far(store):
 
 
 def scored(store, rows, length, says, segments=3, stride=None):
-    """Scalars when the answer at (document, position) is right where `says` has it so."""
-    score, sums = RecallScore(far(store), length, segments), {}
-    stream = evaluation_pass("documents", store, rows, length, stride)
-    for step in range(stream.num_steps):
-        documents, offsets = stream.positions(step)
-        correct = np.zeros((rows, length), bool)
-        for b in range(rows):
-            for t in range(length):
-                correct[b, t] = says(int(documents[b]), int(offsets[b]) + t)
-        weights = stream.batch(step).weights_KBT[0]
-        nats = np.zeros((rows, length))
-        segment = TokenScores(documents, offsets, None, weights, nats, correct)
-        score.add(sums, store, segment)
-    return score.scalars(sums, store, True)
+    score = RecallScore(far(store), length, segments)
+    return scalars_of(score, store, rows, length, says, stride=stride)
 
 
 @pytest.mark.parametrize(

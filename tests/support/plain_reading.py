@@ -1,10 +1,12 @@
-"""A plain reader of documents: one segment at a time through a model, softmax in NumPy."""
+"""A plain reader of documents, one segment at a time, softmax in NumPy; scores of made-up hits."""
 
 import functools
 
 import jax
 import numpy as np
 
+from brt.data.streams.select import evaluation_pass
+from brt.data.token_scores import TokenScores
 from brt.data.vocabularies.base import BEGIN
 
 
@@ -51,3 +53,17 @@ def with_states(caches, states_BSD):
     (memory,) = caches[1].memories
     memory = memory._replace(states_BSD=states_BSD)
     return caches[0], caches[1]._replace(memories=(memory,))
+
+
+def scalars_of(score, store, rows, length, right, steps=None, stride=None):
+    """Scalars of a score if the token at (document, position) is right where `right` is true."""
+    sums = {"nats": 0.0}  # shared with other scores
+    stream = evaluation_pass("documents", store, rows, length, stride)
+    for step in range(steps or stream.num_steps):
+        documents, offsets = stream.positions(step)
+        correct = np.array(
+            [[right(d, offset + t) for t in range(length)] for d, offset in zip(documents, offsets)]
+        )
+        weights, nats = stream.batch(step).weights_KBT[0], np.zeros((rows, length))
+        score.add(sums, store, TokenScores(documents, offsets, None, weights, nats, correct))
+    return score.scalars(sums, store, steps is None)
