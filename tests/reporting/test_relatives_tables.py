@@ -156,7 +156,8 @@ def test_studies_fill_the_tables_of_context_and_attention(tmp_path):
     scalars = {"perplexity": 20.0, "given": ["Evaluation.stride = 2"]}  # of the evaluation alone
     evaluations = {split: scalars for split in ("validation", "test")}
     run = make_xl_run(tmp_path / "xl", **STANDARD, evaluations=evaluations)
-    other = make_run(tmp_path / "lstm", None, *make_lstm())
+    lstm = "LSTM.num_layers = 2", *bound("Trainer", model="@LSTM", segment_length=16, steps=10)
+    other = make_run(tmp_path / "lstm", None, *lstm)
     (run / "studies").mkdir()
     rows = [
         {"run": str(folder), "r0.1": 10 * n, "r0.5": 20 * n, "r1.0": 30 * n}
@@ -169,14 +170,6 @@ def test_studies_fill_the_tables_of_context_and_attention(tmp_path):
     assert not any("evaluated with" in note for note in table.notes())
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
-
-
-def make_lstm():
-    return (
-        "Trainer.model = @LSTM",
-        "LSTM.num_layers = 2",
-        *bound("Trainer", segment_length=16, steps=10),
-    )
 
 
 def test_a_config_that_no_longer_builds_is_told_and_not_counted(tmp_path):
