@@ -25,49 +25,22 @@ from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 TEXT = (
     "It was Darcy <b>&amp; Élise</b>.\n" + "Nothing much was said of it.\n" * 120 + "Darcy left.\n"
 )
+BITS = "train/bits_per_token"
 RECORDS = [
-    {
-        "step": step,
-        "train/bits_per_token": 8 / step,
-        "train/layer2/kept": 0.5 + step / 1000,
-        "perf/tokens_per_second": 1000.0,
-        "data/ledger": "00ff",
-    }
+    {"step": step, BITS: 8 / step, "train/layer2/kept": 0.5 + step / 1000}
+    | {"perf/tokens_per_second": 1000.0, "data/ledger": "00ff"}
     for step in (20, 40, 60)
 ] + [{"step": 60, "eval/bits_per_token": 2.5, "eval/cleared_bits_per_token": 2.75}]
-EVALUATION = {
-    "step": 100,
-    "bits_per_token": 2.0696052625086265,
-    "cleared_bits_per_token": 2.1234567,
-    "scored_tokens": 3456.0,
-}
+EVALUATION = dict(step=100, bits_per_token=2.0696052625086265, cleared_bits_per_token=2.1234567)
+EVALUATION |= dict(scored_tokens=3456.0)
+SERIES = dict(name="text 0", x=[0, 1, 2], y=[0.5, -0.25, 4.125], borders=[1])
+EXCERPT = dict(before="It was ", text="Darcy", after=" <b>", nats=0.25, token=7, direction="better")
 STUDY = {
     "study": "compare",
     "verdict": "The <run> is 0.1 bits better.",
     "numbers": {"difference_bits": 0.0123456789, "of": 20},
-    "series": [
-        {
-            "name": "text 0",
-            "x": [0, 1, 2],
-            "y": [0.5, -0.25, 4.125],
-            "x_label": "token",
-            "y_label": "difference, nats",
-            "borders": [1],
-        }
-    ],
-    "excerpts": [
-        {
-            "before": "It was ",
-            "text": "Darcy",
-            "after": " <b>",
-            "nats": 0.25,
-            "token": 7,
-            "direction": "better",
-            "rank": 0,
-            "last_seen": 60123,
-            "where": "beyond",
-        }
-    ],
+    "series": [SERIES | {"x_label": "token", "y_label": "difference, nats"}],
+    "excerpts": [EXCERPT | {"rank": 0, "last_seen": 60123, "where": "beyond"}],
 }
 
 
@@ -150,7 +123,7 @@ def test_every_figure_has_a_png_and_its_numbers_beside_the_page(made):
         assert (files_folder(output) / f"{name}.csv").exists()
     with open(files_folder(output) / "training_loss.csv") as file:
         rows = list(csv.DictReader(file))
-    expected = [(str(r["step"]), repr(r["train/bits_per_token"])) for r in RECORDS[:3]]
+    expected = [(str(r["step"]), repr(r[BITS])) for r in RECORDS[:3]]
     assert [(r["step"], r["bits per token"]) for r in rows if r["line"] == "rec"] == expected
     (study,) = files_folder(output).glob("compare_rec_*.csv")
     assert study.read_text().split("\n")[3] == "text 0,2,4.125"
@@ -182,23 +155,12 @@ def relatives(tmp_path_factory):
     return folder / "report.html", map_XJ
 
 
+MAP = dict(array="wide", title="A <wide> head", caption="Rows are tokens.", marked=[1, 3])
+MAP |= dict(x_label="key", y_label="token", x_ends=[-4, 7], y_ends=[0, 7])
 ATTENTION = {
     "study": "attention",
     "arrays": "attention.npz",
-    "maps": [
-        {
-            "array": "wide",
-            "title": "A <wide> head",
-            "caption": "Rows are tokens.",
-            "x_label": "key",
-            "y_label": "token",
-            "x_ends": [-4, 7],
-            "y_ends": [0, 7],
-            "x_borders": [4],
-            "y_borders": [],
-            "marked": [1, 3],
-        }
-    ],
+    "maps": [MAP | {"x_borders": [4], "y_borders": []}],
     "texts": [{"title": "head 1", "parts": [["It <was> ", False], ["Darcy", True]]}],
 }
 
@@ -220,9 +182,8 @@ def test_maps_and_marked_text_of_studies_are_on_the_page(relatives):
     output, map_XJ = relatives
     page, files = output.read_text(), files_folder(output)
     assert "A &lt;wide&gt; head" in page and "It &lt;was&gt; <mark" in page
-    rows = [
-        line.split(",") for line in (files / "attention_xl_map_1_wide.csv").read_text().split()[1:]
-    ]
+    lines = (files / "attention_xl_map_1_wide.csv").read_text().split()
+    rows = [line.split(",") for line in lines[1:]]
     found = np.array([[float(x) for x in row[-12:]] for row in rows[-8:]])
     assert np.allclose(found, map_XJ, atol=1e-5)
     assert "300 or more" in page
@@ -236,11 +197,8 @@ def test_the_reader_has_every_loss_and_the_whole_text(made):
     assert first["text"] == TEXT and first["tokens"] == len(TEXT.encode())
     lengths = numbers(first["lengths"], "<u2")
     assert lengths.sum() == len(TEXT) and len(lengths) == first["tokens"]
-    assert [r["name"] for r in first["recordings"]] == [
-        "rec, state kept",
-        "rec, state cleared",
-        "slide, state kept",
-    ]
+    names = ["rec, state kept", "rec, state cleared", "slide, state kept"]
+    assert [recording["name"] for recording in first["recordings"]] == names
     kept = numbers(first["recordings"][0]["nats"], "<f4")
     assert np.array_equal(kept, nats_T[: first["tokens"]])
     seen = numbers(first["last_seen"], "<u4")
