@@ -5,18 +5,15 @@ import math
 import jax
 import numpy as np
 import pytest
+from fabricated_recordings import make_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_reading import nats_of, segments
 from tiny_run import PLAIN, build, mesh_of, one_device, random_params, write_config
 
 from brt.data.mixture import MixedStore
-from brt.data.sources.base import Document
-from brt.data.stores.store_writer import write_store
-from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.data.token_scores import TokenScores
-from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.scores import TokenSums
 from brt.training.sharding import shardings
@@ -124,11 +121,9 @@ def test_segments_together_change_no_scalar(evaluated, recurrent, max_steps, sha
 
 def test_a_mixture_has_figures_of_each_store_and_of_all(evaluated, recurrent, tmp_path):
     alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
-    texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]
-    folder = tmp_path / "second" / "validation"
-    documents = [Document(str(n), text) for n, text in enumerate(texts)]
-    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
-    stores = [recurrent.open_store("validation"), TokenStore(folder)]
+    texts = [chr(65 + n) * (5 + 9 * n) for n in range(4)]
+    second = make_store(tmp_path / "second" / "validation", texts)
+    stores = [recurrent.open_store("validation"), second]
     mesh, params = one_device(), random_params(recurrent)
     with jax.set_mesh(mesh):
         alone["tokens"] = Evaluator(recurrent, stores[1], mesh).run(params)
@@ -177,10 +172,8 @@ def test_a_finished_row_takes_the_next_document(store_of, lengths, rows, length)
 @pytest.mark.parametrize(("rows", "length"), [(3, 24), (4, 16)])
 def test_meliad_scoring_omits_first_tokens_and_id_0(tmp_path, slide, rows, length):
     rng = np.random.default_rng(0)
-    texts = [rng.choice([0, 0, 97, 101, 116], n).astype(np.uint8).tobytes() for n in (1, 24, 50)]
-    documents = [Document(str(n), text) for n, text in enumerate(texts)]
-    write_store(tmp_path / "zeros", documents, ByteVocabulary(), {"source": "zeros"}, quiet=True)
-    store, mesh, evaluation = TokenStore(tmp_path / "zeros"), one_device(), slide.evaluation
+    texts = ["".join(rng.choice(list("00aet"), n)).replace("0", "\0") for n in (1, 24, 50)]
+    store, mesh, evaluation = make_store(tmp_path / "zeros", texts), one_device(), slide.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
     evaluation.meliad_scoring = True
     try:
