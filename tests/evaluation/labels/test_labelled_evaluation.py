@@ -35,15 +35,8 @@ OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hi
 FEW_WORDS = [
     *bound("Trainer", model="@PretrainedReader"),
     *bound("PretrainedReader", body="@T5", targets="words", words=2),
-    *bound(
-        "T5",
-        vocabulary_size=256,
-        num_layers=1,
-        width=4,
-        num_heads=1,
-        head_size=4,
-        feed_forward_size=4,
-    ),
+    *bound("T5", vocabulary_size=256, num_layers=1, width=4, num_heads=1),
+    *bound("T5", head_size=4, feed_forward_size=4),
     *bound("LabelledDocuments", targets="words"),
 ]
 MARKS = {"calm": "a", "loud": "!", "odd": "?"}
@@ -148,7 +141,10 @@ def segments_of(folder, texts, notes, length, most, targets):
     return LabelledSegments(TokenStore(folder), length, most, asked)
 
 
-def add(score, sums, documents_B, offsets_B, answers_BN):
+def add(score, sums, document, offset, answers_1N):
+    """Adds the answers of a document's segment, and padding before it in the batch."""
+    documents_B, offsets_B = np.array([-1, document]), np.array([0, offset])
+    answers_BN = np.concatenate([np.zeros_like(answers_1N), answers_1N])
     score.add(sums, None, TokenScores(documents_B, offsets_B, *[None] * 5, answers_BN))
 
 
@@ -164,9 +160,7 @@ def test_words_end_at_the_end_token_and_join_by_question(tmp_path):
     written = [[*map(ord, "dog"), 2, ord("x")], [*map(ord, "cat"), 2, 2], [*map(ord, "bird"), 2]]
     sums = {}
     for document, ids in enumerate(written):
-        add(
-            score, sums, np.array([-1, document]), np.array([0, 0]), np.array([[0] * len(ids), ids])
-        )
+        add(score, sums, document, 0, np.array([ids]))
     found = score.figures(sums)
     assert found["questions"] == 2
     assert found["exact_match"] == 0.5
@@ -181,8 +175,8 @@ def test_a_class_is_scored_after_the_last_segment_alone(tmp_path):
     for document, note in enumerate(notes):
         first, last = segments.boundaries(document)
         right_1C = np.eye(2)[[note["label"]]]
-        add(score, sums, np.array([document]), np.array([first.start]), 1 - right_1C)  # not asked
-        add(score, sums, np.array([document]), np.array([last.start]), right_1C)
+        add(score, sums, document, first.start, 1 - right_1C)  # not asked
+        add(score, sums, document, last.start, right_1C)
     assert score.figures(sums)["accuracy"] == 1.0
     assert sums["confusion"].tolist() == [[1, 0], [0, 1]]
 
@@ -199,8 +193,8 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     for document in range(30):
         first, last = segments.boundaries(document)
         answers_1C = scores_DC[document : document + 1]
-        add(score, sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
-        add(score, sums, np.array([document]), np.array([last.start]), answers_1C)
+        add(score, sums, document, first.start, -answers_1C)  # not asked
+        add(score, sums, document, last.start, answers_1C)
     found = score.figures(sums)
 
     def f1(predicted, right):
@@ -240,13 +234,13 @@ def test_the_best_span_of_all_segments_is_the_answer(tmp_path):
     low = answers(4, 5, 1.0, 2)
     low[0, 1] = low[0, T + 2] = 9.0
     for document in (0, 1):
-        add(score, sums, np.array([document]), np.array([0]), low)
-        add(score, sums, np.array([document]), np.array([4]), answers(4, 6, 2.0, document))
+        add(score, sums, document, 0, low)
+        add(score, sums, document, 4, answers(4, 6, 2.0, document))
     assert score.texts(sums) == {0: "ink", 1: "yes"}
     assert score.figures(sums)["exact_match"] == 1.0
     worse = {}
-    add(score, worse, np.array([0]), np.array([0]), low)
-    add(score, worse, np.array([0]), np.array([4]), answers(4, 6, 0.5, 0))
+    add(score, worse, 0, 0, low)
+    add(score, worse, 0, 4, answers(4, 6, 0.5, 0))
     assert score.texts(worse) == {0: "th"}
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from fabricated_runs import filled_cells
+from gin_settings import bound
 from paths import CONFIGS
 from tiny_run import command
 
@@ -18,26 +19,16 @@ from brt.training.records.run_folder import read_metrics
 pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
 
 FILES = "readers/roberta_spans_pooled.gin", "labelled/hotpotqa.gin"
-SMALL = """
-RoBERTa.vocabulary_size = 261
-RoBERTa.num_layers = 2
-RoBERTa.width = 16
-RoBERTa.num_heads = 2
-RoBERTa.feed_forward_size = 24
-RoBERTa.num_positions = 34
-RoBERTa.dropout = 0.0
-FinalLayerMemory.hidden = (8,)
-Trainer.segment_length = 32
-Trainer.segments_per_step = 3
-Trainer.tokens_per_step = 768
-Trainer.steps = 60
-Trainer.log_every = 10
-Trainer.eval_every = 30
-CheckpointPolicy.every = 60
-HotpotQA.questions = 100
-linear.maximum = 1e-2
-linear.warmup_steps = 5
-"""
+SMALL = (
+    *bound("RoBERTa", vocabulary_size=261, num_layers=2, width=16, num_heads=2),
+    *bound("RoBERTa", feed_forward_size=24, num_positions=34, dropout=0.0),
+    *bound("FinalLayerMemory", hidden=(8,)),
+    *bound("Trainer", segment_length=32, segments_per_step=3, tokens_per_step=768),
+    *bound("Trainer", steps=60, log_every=10, eval_every=30),
+    *bound("CheckpointPolicy", every=60),
+    *bound("HotpotQA", questions=100),
+    *bound("linear", maximum=1e-2, warmup_steps=5),
+)
 
 
 def tokenizer(folder):
@@ -86,7 +77,7 @@ def run(tmp_path_factory):
         f'Corpus.store = "{folder}/store"',
         f'tokenizer = "pretrained:{folder}/roberta"',
     )
-    (folder / "small.gin").write_text("\n".join([SMALL, *paths]))
+    (folder / "small.gin").write_text("\n".join([*SMALL, *paths]))
     files = [*(str(CONFIGS / name) for name in FILES), str(folder / "small.gin")]
     flags = [f"--gin_file={file}" for file in files]
     with pytest.MonkeyPatch.context() as patch:
