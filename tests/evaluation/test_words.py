@@ -44,15 +44,12 @@ def test_texts_of_bytes_join_to_the_document(text):
 
 @pytest.mark.parametrize("repeats", [1, 7, 40])
 def test_texts_of_subwords_keep_their_spaces(repeats):
-    vocabulary = Pieces(["_the", "_G", "omin", "'s", "."])
+    pieces = ["_the", "_G", "omin", "'s", "."]
+    vocabulary = Pieces(pieces)
     tokens = np.tile([0, 1, 2, 3, 4], repeats)
     texts = token_texts(vocabulary, tokens)
-    assert (
-        texts
-        == (["the", " G", "omin", "'s", "."] + [" the", " G", "omin", "'s", "."] * 50)[
-            : len(tokens)
-        ]
-    )
+    spaced = [piece.replace("_", " ") for piece in pieces]
+    assert texts == ["the", *(spaced * repeats)[1:]]
     words = Words(vocabulary, tokens)
     assert words.words == ["the", "Gomin"] * repeats
     assert words.at(1) == words.at(2) == words.at(3) == 1 and words.at(4) is None
@@ -120,10 +117,8 @@ def test_a_chapter_title_is_a_heading_read_before():
 def test_title_and_author_at_the_end_are_told_from_names():
     body = "words that go on and on. " * 60
     middle = f"{body}Not at the end, Moncure Daniel. {body}"
-    text = (
-        f"Life of Paine\nby Moncure Daniel\n\n{middle}of Paine. End of Life of Paine, by Moncure "
-    )
-    text += "Daniel, and Daniel alone."
+    text = f"Life of Paine\nby Moncure Daniel\n\n{middle}of Paine. End of Life of Paine, "
+    text += "by Moncure Daniel, and Daniel alone."
     words = as_bytes(text)
     recalled = [n for n in range(len(words.words)) if words.is_recalled_opening(n)]
     assert [words.words[n] for n in recalled] == ["Moncure", "Daniel"]
