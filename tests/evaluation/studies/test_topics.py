@@ -6,13 +6,10 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stores import Ids
 from tiny_run import PLAIN, build, command, train_here, write_config
 
 from brt import evaluate
-from brt.data.sources.base import Document
-from brt.data.stores.store_writer import write_store
-from brt.data.stores.token_store import TokenStore
+from brt.model_folder import load_run
 from brt.studies.continuations import draw_contexts
 from brt.studies.topics import TopicModel, divergences, how_often_lower
 
@@ -78,10 +75,8 @@ def runs(tmp_path_factory):
     return folder, tiny
 
 
-def test_contexts_are_disjoint_whole_segments(tmp_path):
-    documents = [Document(str(d), tokens=np.arange(n)) for d, n in enumerate((64, 15, 50, 16, 90))]
-    write_store(tmp_path / "store", documents, Ids(), {}, quiet=True)
-    store = TokenStore(tmp_path / "store")
+def test_contexts_are_disjoint_whole_segments(store_of):
+    store = store_of([64, 15, 50, 16, 90])
     every = draw_contexts(store, np.arange(5), 16, 100, seed=0)
     wanted = [(d, at) for d in range(5) for at in range(0, int(store.lengths_D[d]) - 15, 16)]
     assert every == wanted
@@ -94,18 +89,12 @@ def test_contexts_are_disjoint_whole_segments(tmp_path):
 @pytest.mark.slow
 def test_continuations_are_the_likeliest_from_scratch_each_time(runs, monkeypatch, capsys):
     folder, tiny = runs
-    flags = (
-        f"--workdir={folder / 'rec'}",
-        "--gin.Continuations.contexts=3",
-        "--gin.Continuations.written=5",
-    )
-    study = "--study=continuations", f"--other={folder / 'slide'}"
-    assert not command(monkeypatch, evaluate, *flags, *study)
+    flags = f"--workdir={folder / 'rec'}", "--study=continuations", f"--other={folder / 'slide'}"
+    sizes = "--gin.Continuations.contexts=3", "--gin.Continuations.written=5"
+    assert not command(monkeypatch, evaluate, *flags, *sizes)
     found = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())
     assert found["summary"] in capsys.readouterr().out
     tiny.bind()
-    from brt.model_folder import load_run
-
     experiment, params, _ = load_run(str(folder / "rec"))
     model = experiment.bind(params)
     store = experiment.open_store("validation")
@@ -135,9 +124,8 @@ def test_topics_are_one_command(runs, monkeypatch, capsys):
         assert not command(monkeypatch, evaluate, *flags, f"--study={study.lower()}")
     assert "mean divergence" in capsys.readouterr().out
     found = json.loads((folder / "rec" / "studies" / "topics.json").read_text())
-    passages = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())[
-        "passages"
-    ]
+    continued = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())
+    passages = continued["passages"]
     tiny.bind()
     train = tiny.experiment.open_store("train")
     vocabulary = tiny.experiment.trainer.corpus.vocabulary
