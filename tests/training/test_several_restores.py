@@ -1,40 +1,25 @@
 """Processes restore together: one replica is read, and all have what was saved, or an older one."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
-from paths import ROOT
-from tiny_run import ended
+from paths import TESTS
+from tiny_run import ended, start
 
-SUPPORT = ROOT / "tests" / "support"
 DIVIDED = 2 * 4 * 64 * 4096
 """Bytes of the largest arrays, parameters and momentum, before compression."""
 
 
 @pytest.mark.slow
-def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path):
+def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "support"))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{SUPPORT}",
-        "JAX_NUM_CPU_DEVICES": "2",
-        "XLA_FLAGS": "",
-    }
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [
-        subprocess.Popen(
-            [sys.executable, SUPPORT / "several_restores.py", str(number), str(port), tmp_path],
-            env=environment,
-            **pipes,
-        )
-        for number in range(2)
-    ]
+    program = "tests.support.several_restores"
+    started = [start(program, number, port, tmp_path) for number in range(2)]
     statuses, outputs = ended(started)
     assert statuses == [0, 0], outputs
     lines = [
