@@ -79,18 +79,12 @@ def test_the_loop_over_blocks_exchanges_one_sum_over_model(mesh_shape):
     assert {kind for kind, _ in over("model", found)} <= {"all-reduce"}
 
 
+OTHERS = "feedback_fixed_skip", "gated_delta"
+SLOW = "melodi", "rec_lstm_dual", "associative_delta", "rec_kernel", "feedback_kernel"
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("feedback_fixed_skip", "gated_delta"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                *("melodi", "rec_lstm_dual", "associative_delta"),
-                *("rec_kernel", "feedback_kernel"),
-            )
-        ),
-    ],
+    "name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_other_loops_exchange_nothing_over_data_and_fsdp(name):
     found = in_loops(name, (2, 2, 2))
