@@ -99,14 +99,8 @@ def test_a_run_whose_steps_take_long_is_given_as_much_more():
     assert not said
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("texts")))
-
-
-def test_alerts_stand_in_the_records_and_change_no_other_number(
-    tiny, tmp_path, monkeypatch, caplog
-):
+def test_alerts_stand_in_the_records_and_change_no_other_number(tmp_path, monkeypatch, caplog):
+    tiny = build(write_config(tmp_path))
     train_here(tiny, tmp_path / "before")
     assert not any("alert/dead_state" in record for record in read_metrics(tmp_path / "before"))
     monkeypatch.setattr(alerts, "DEAD_SHARE", 1.0)

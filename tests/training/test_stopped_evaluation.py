@@ -109,11 +109,8 @@ def test_the_command_makes_the_last_evaluation_and_is_done_then(
     tiny, straight, tmp_path, passes, monkeypatch, capsys
 ):
     passes["stop_after"] = 13
-    line = [
-        f"--gin_file={tiny.path}",
-        f"--workdir={tmp_path}",
-        *(f"--gin.{b.replace(' = ', '=')}" for b in BINDINGS),
-    ]
+    bindings = (f"--gin_bindings={binding}" for binding in BINDINGS)
+    line = [f"--gin_file={tiny.path}", f"--workdir={tmp_path}", *bindings]
     for said in ("", f"Resuming in {tmp_path} from step 12.", "is trained to its last step, 12."):
         assert command(monkeypatch, train, *line) == 0
         assert said in capsys.readouterr().out
