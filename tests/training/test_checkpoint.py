@@ -17,7 +17,7 @@ from checkpoints import (
     restored,
     saved,
 )
-from tiny_run import collect_garbage, differing, files_of_at_most, leaves, mesh_of  # noqa: F401
+from tiny_run import collect_garbage, differing, files_of_at_most, mesh_of  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints
@@ -69,7 +69,7 @@ def test_steps_that_overwrite_the_state_do_not_change_the_save(tmp_path):
         lambda state: jax.tree.map(lambda x: x + jnp.ones_like(x), state), donate_argnums=0
     )
     state = make_state(0)
-    state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
+    state.params["large_VD"] = jnp.ones((512, 1024))
     kept = {}
     with opened(tmp_path, keep_last=3) as checkpoints:
         for number in range(3):
@@ -85,16 +85,8 @@ def test_steps_that_overwrite_the_state_do_not_change_the_save(tmp_path):
             assert not differing(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ({"keep_last": 3}, [4, 5, 6]),
-        ({"keep_last": 1, "keep_every": 3}, [3, 6]),
-        ({"keep_last": 2, "keep_every": 2}, [2, 4, 5, 6]),
-    ],
-)
-def test_the_newest_and_every_so_manyth_are_kept(tmp_path, policy, expected):
-    assert saved(tmp_path, *range(1, 7), **policy) == expected
+def test_the_newest_and_every_so_manyth_are_kept(tmp_path):
+    assert saved(tmp_path, *range(1, 7), keep_last=2, keep_every=2) == [2, 4, 5, 6]
     found, record = restored(tmp_path)
     assert (int(found.step), record["step"]) == (6, 6)
 
@@ -212,9 +204,7 @@ def test_a_fingerprint_sees_every_bit_and_every_place(shape):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_write_is_reported_and_leaves_earlier_ones(tmp_path):
     state = make_state(4)
-    state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
-    noise = jax.random.normal(jax.random.key(0), (512, 1024))
-    state.params["large_VD"] = noise
+    state.params["large_VD"] = jax.random.normal(jax.random.key(0), (512, 1024))
     saved(tmp_path, 2)
     checkpoints = Checkpoints(str(tmp_path))
     with files_of_at_most(500_000), pytest.raises(CheckpointError) as caught:
@@ -229,7 +219,6 @@ def test_a_failed_write_is_reported_and_leaves_earlier_ones(tmp_path):
         checkpoints.save(state, {})
     found, _ = restored(tmp_path, state)
     assert not differing(found, state)
-    assert len(leaves(found)) == len(leaves(state))
 
 
 def test_a_record_may_go_on_counting_while_it_is_written(tmp_path, monkeypatch):
