@@ -64,14 +64,10 @@ def test_the_last_text_is_shown_with_its_prompt(tmp_path):
 
 
 def test_runs_of_different_corpora_have_plots_of_their_own(tmp_path):
-    names = ("Corpus.store = 'a'", "Corpus.store = 'a'", "Corpus.store = 'b'")
-    runs = [
-        make_run(tmp_path / f"run{n}", "quickstart", name, records=[RECORD])
-        for n, name in enumerate(names)
-    ]
-    for n, run in enumerate(runs):
-        with open(run / "operative_config.gin", "a") as file:
-            file.write(f"Trainer.steps = {n + 1}\n")
+    runs = []
+    for n, store in enumerate("aab"):
+        bindings = f"Corpus.store = '{store}'", f"Trainer.steps = {n + 1}"
+        runs.append(make_run(tmp_path / f"run{n}", "quickstart", *bindings, records=[RECORD]))
     plots = training_curves(collect(open_runs(runs)))
     assert [len(plot.lines) for plot in plots] == [4, 2]
     assert len({plot.name for plot in plots}) == 2
