@@ -62,8 +62,7 @@ def test_losses_by_kind_are_those_of_a_loop_over_the_text(found, recordings):
     own, other = recordings.values()
     total = 0
     for number, book in enumerate(BOOKS):
-        text = book.text if isinstance(book.text, str) else book.text.decode()
-        inside = False
+        text, inside = book.text, False
         total += len(text)
         for token, letter in enumerate(text):
             joins = letter in "'’" and inside and text[token + 1 : token + 2].isalnum()

@@ -1,12 +1,11 @@
 """Settings with which the loss rises, stands still or is not finite are refused by name."""
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import PLAIN, build, command, write_config
+from tiny_run import PLAIN, build, command, gin_afterwards, write_config  # noqa: F401
 
 from brt import train
 from brt.training.optimization import schedules
@@ -49,7 +48,6 @@ def test_a_dry_run_refuses_what_has_no_meaning(tmp_path, monkeypatch, capsys):
     arguments = f"--gin_file={path}", "--dry_run", "--gin.adamw.clip_norm=-0.5"
     assert command(monkeypatch, train, *arguments) == 1
     assert capsys.readouterr().err.strip().startswith("Error: adamw.clip_norm = -0.5 must be ")
-    gin.clear_config()
 
 
 @pytest.mark.parametrize(
@@ -71,4 +69,3 @@ def test_contradictions_name_their_bindings(tmp_path, bindings, named):
     path = write_config(tmp_path, *PLAIN)
     with pytest.raises(ValueError, match=f"Trainer.{named}"):
         build(path, *(f"Trainer.{binding}" for binding in bindings))
-    gin.clear_config()
