@@ -85,9 +85,7 @@ def test_a_record_is_on_disk_before_the_folder_is_closed(tmp_path):
 def test_events_of_another_program_stay_where_a_run_begins(tmp_path):
     other = tmp_path / "events.out.tfevents.1000000000.elsewhere"
     other.write_bytes(b"of another program")
-    folder = RunFolder(str(tmp_path))
-    folder.open_metrics(0)
-    folder.close()
+    recorded(tmp_path, [])
     assert other.read_bytes() == b"of another program"
 
 
