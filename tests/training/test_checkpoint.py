@@ -1,6 +1,8 @@
 """Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
 
+import json
 import shutil
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ from checkpoints import (
     restored,
     saved,
 )
-from tiny_run import collect_garbage, differing, files_of_at_most, mesh_of  # noqa: F401
+from paths import TESTS
+from tiny_run import collect_garbage, differing, ended, files_of_at_most, mesh_of, start  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints
@@ -130,6 +133,36 @@ def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
         assert x.sharding == expected.sharding
     split = found.params["embedding_VD"].addressable_shards[0].data.shape
     assert split == (64 // second[1], 16 // second[0])
+
+
+DIVIDED = 2 * 4 * 64 * 4096
+"""Bytes of the largest arrays, parameters and momentum, before compression."""
+
+
+@pytest.mark.slow
+def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "support"))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    program = "tests.support.several_restores"
+    started = [start(program, number, port, tmp_path) for number in range(2)]
+    statuses, outputs = ended(started)
+    assert statuses == [0, 0], outputs
+    lines = [
+        [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        for output in outputs
+    ]
+    for first, second in zip(*lines, strict=True):
+        assert first["differing"] == second["differing"] == []
+        assert first["mesh"] == second["mesh"] and first["step"] == second["step"]
+    assert [line["step"] for line in lines[0]] == [5, 3] * 3
+    for first, second in zip(*(found[::2] for found in lines), strict=True):
+        data = first["mesh"][0]
+        assert first["read"] > DIVIDED / (2 if data == 1 else 1) * 0.8
+        # Without replicas in other processes, each reads its part.
+        assert second["read"] < 100_000 if data > 1 else second["read"] > DIVIDED / 2 * 0.8
 
 
 # Damage.
