@@ -73,10 +73,10 @@ def test_a_table_that_compares_runs_has_the_settings_behind_it(table):
     assert table.settings or not scalars or all(row.where is None for row in table.rows)
 
 
-def built(name, *bindings):
+def built(name):
     corpus = "corpora/enwik8_symbols" if "enwik8" in name else "recipes/wikitext103"
     files = [f"{ROOT}/configs/rmt/{name}+{ROOT}/configs/{corpus}.gin"]
-    return read(files, bindings).experiment
+    return read(files).experiment
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,3 @@ def test_the_count_of_parameters_is_the_published_one(name, published, more):
     counts = count_parameters(built(name).model)
     assert counts.embedding + counts.non_embedding == published + more
     assert counts.recurrence == (20 * 512 if "enwik8" in name else 10 * 410)
-
-
-def test_a_depth_beyond_the_segments_of_a_step_is_refused():
-    bindings = "Trainer.reread_segments = 0", "Trainer.bptt_depth = 4"
-    with pytest.raises(ValueError, match=r"bptt_depth = 4 .*segments_per_step = 5"):
-        built("rmt_wt103_150.gin", *bindings).check()

@@ -54,7 +54,7 @@ def test_a_dry_run_refuses_what_has_no_meaning(tmp_path, monkeypatch, capsys):
     ("bindings", "named"),
     [
         (("bptt_depth = 1",), "segments_per_step"),
-        (("bptt_depth = 4", "segments_per_step = 4"), "segments_per_step = 5"),
+        (("bptt_depth = 4", "segments_per_step = 4"), "bptt_depth = 4 .*segments_per_step = 5"),
         (("reread_segments = 1", "segments_per_step = 2"), "segments_per_step = 1"),
         (("reread_segments = 1", 'stream = "samples"'), "reread_segments"),
         (("tokens_per_step = 63",), "tokens_per_step"),
