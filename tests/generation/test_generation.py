@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
+from plain_reading import nats_of
 from stores import small_vocabulary
 from tiny_models import leaves_close, read_segment, wide_types  # noqa: F401
 from tiny_run import TXL, build, differing, write_config
@@ -45,11 +46,6 @@ def pass_over_segments(model, documents):
     starts_B = np.ones(len(documents), bool)
     logits_BTV, _ = read_segment(model, inputs, starts_B, model.init_caches(len(documents)))
     return [np.asarray(x[: len(d)]) for x, d in zip(logits_BTV, documents)]
-
-
-def nats_of(logits_TV, tokens):
-    logits_TV = logits_TV - logits_TV.max(axis=-1, keepdims=True)
-    return np.log(np.exp(logits_TV).sum(axis=-1)) - logits_TV[np.arange(len(tokens)), tokens]
 
 
 assert_close = functools.partial(leaves_close, tolerance=1e-9)
