@@ -29,37 +29,22 @@ def filled(table):
             for row, cells in filled_cells(table).items()}  # fmt: skip
 
 
-def run_of(folder, table, row, **scalars):
-    """A run with exactly the settings of a row of the RMT paper."""
-    where = row.where
-    lines = ["RecurrentMemoryTransformer.memory_at_end = False"] * (where["system"] == "MemTr")
-    depth = int(where["bptt_depth"]) if "RMT" in where["system"] else None
-    return make_xl_run(
-        folder,
-        *lines,
-        size=table.where["size"],
-        memory=int(where["memory"]),
-        tokens=int(where["memory_tokens"]),
-        segment=int(where["segment_length"]),
-        steps=int(where.get("steps", 400_000)),
-        depth=depth,
-        evaluations={"test": scalars},
-    )
-
-
 # Measured cells.
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
     (row,) = (r for r in TABLE_5.rows if r.labels[:3] == ["RMT BPTT-3", "10", "150"])
-    runs = []
-    for seed, perplexity in enumerate((25.0, 25.1, 25.204)):
-        run = run_of(tmp_path / f"{seed}", TABLE_5, row, perplexity=perplexity)
-        config = (run / "config.gin").read_text() + f"Trainer.seed = {seed}\n"
-        (run / "operative_config.gin").write_text(config)
-        records = [{"step": 1, "perf/peak_bytes": 2**30 * (1 + seed)}]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-        runs.append(run)
+    names = ("memory", "memory_tokens", "segment_length", "steps", "bptt_depth")
+    memory, tokens, segment, steps, depth = (int(row.where[name]) for name in names)
+    sizes = dict(size=TABLE_5.where["size"], memory=memory, tokens=tokens, segment=segment)
+    runs = [
+        make_xl_run(
+            tmp_path / f"{seed}", **sizes, steps=steps, depth=depth, seed=seed,
+            evaluations={"test": {"perplexity": perplexity}},
+            records=[{"step": 1, "perf/peak_bytes": 2**30 * (1 + seed)}],
+        )
+        for seed, perplexity in enumerate((25.0, 25.1, 25.204))
+    ]  # fmt: skip
     tables = tables_of(RECURRENT_MEMORY, runs)
     ((_, found),) = filled(tables["rmt_table_5"]).items()
     assert found["perplexity, text"] == "25.10 ± 0.11"
