@@ -24,12 +24,12 @@ def many(sampling, logits_V=LOGITS, recent=(-1,), draws=DRAWS):
     return np.bincount(tokens_B, minlength=V) / draws
 
 
-def by_hand(logits_V, temperature=1.0, top_k=V, top_p=1.0, penalty=1.0, recent=()):
+def by_hand(logits_V, recent, temperature=1.0, top_k=V, top_p=1.0, repetition_penalty=1.0):
     """The distribution, from the definitions, one token at a time."""
     weights = {}
     for token, logit in enumerate(logits_V):
         if token in recent:
-            logit = logit / penalty if logit > 0 else logit * penalty
+            logit *= 1 / repetition_penalty if logit > 0 else repetition_penalty
         weights[token] = math.exp(logit / temperature)
     ranked = sorted(weights, key=weights.get, reverse=True)[:top_k]
     total, mass, kept = sum(weights[token] for token in ranked), 0.0, []
@@ -42,15 +42,6 @@ def by_hand(logits_V, temperature=1.0, top_k=V, top_p=1.0, penalty=1.0, recent=(
     return np.array([weights[t] / total if t in kept else 0.0 for t in range(len(logits_V))])
 
 
-def check_draws(settings, logits_V, recent):
-    expected = by_hand(logits_V, recent=recent, **settings)
-    options = {"repetition_penalty" if k == "penalty" else k: v for k, v in settings.items()}
-    found = many(Sampling(**options), logits_V, recent)
-    deviation = np.sqrt(expected * (1 - expected) / DRAWS)
-    assert (np.abs(found - expected) <= 4.5 * deviation).all(), (found, expected)
-    assert not found[expected == 0].any()
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_draws_follow_a_distribution_drawn_with_its_settings(seed):
     rng = np.random.default_rng(seed)
@@ -58,10 +49,15 @@ def test_draws_follow_a_distribution_drawn_with_its_settings(seed):
         "temperature": rng.uniform(0.3, 3),
         "top_k": int(rng.integers(1, V + 1)),
         "top_p": rng.uniform(0.05, 1),
-        "penalty": rng.uniform(0.5, 3),
+        "repetition_penalty": rng.uniform(0.5, 3),
     }
     settings = {name: value for name, value in settings.items() if rng.random() < 0.6}
-    check_draws(settings, rng.uniform(0.3, 4) * rng.normal(size=V), rng.integers(-1, V, 4))
+    logits_V, recent = rng.uniform(0.3, 4) * rng.normal(size=V), rng.integers(-1, V, 4)
+    expected = by_hand(logits_V, recent, **settings)
+    found = many(Sampling(**settings), logits_V, recent)
+    deviation = np.sqrt(expected * (1 - expected) / DRAWS)
+    assert (np.abs(found - expected) <= 4.5 * deviation).all(), (found, expected)
+    assert not found[expected == 0].any()
 
 
 def test_temperature_zero_is_the_most_likely_token():
