@@ -113,11 +113,7 @@ def test_wide_heads_have_a_fifth_of_their_memory_marked(xl):
         assert len(entry["marked"]) == round(0.2 * M)
         assert sum(flag for _, flag in text["parts"]) in (round(0.2 * M), round(0.2 * M) - 1)
         shown = "".join(part for part, _ in text["parts"])
-        assert any(shown in run_text(xl, document) for document in ALL)
-
-
-def run_text(run, document):
-    return run.vocabulary.decode(run.store.tokens(document))
+        assert any(shown in xl.vocabulary.decode(xl.store.tokens(document)) for document in ALL)
 
 
 def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):

@@ -107,14 +107,11 @@ def test_losses_of_repeated_words_are_those_of_a_loop(found, recordings):
     assert len(series["x"]) > 4
 
 
-def beyond_window(book):
-    return {position: ago for position, ago in book.planted.items() if ago > WINDOW}
-
-
 def test_the_top_tokens_are_the_planted_names(found):
     for number, book in enumerate(BOOKS):
         first, second, distance = book.title
-        planted = {**beyond_window(book), first: distance, second: distance}
+        planted = {position: ago for position, ago in book.planted.items() if ago > WINDOW}
+        planted |= {first: distance, second: distance}
         top = [
             entry
             for entry in found["excerpts"]

@@ -2,7 +2,6 @@
 
 import functools
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,6 @@ KEEP = optax.GradientTransformation(
 )
 
 
-class Tools(NamedTuple):
-    bind: callable
-    state: TrainState
-
-
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
     """A model of one recurrent layer, its parameters, and rows in the middle of documents."""
@@ -42,7 +36,9 @@ def tools(tmp_path_factory):
     params = jax.tree.map(lambda x: jnp.float32(0.4 * rng.normal(size=x.shape)), shapes)
     caches = jax.eval_shape(lambda params: bind(params).init_caches(B), shapes)
     caches = jax.tree.map(lambda x: jnp.float32(0.4 * rng.normal(size=x.shape)), caches)
-    return Tools(bind, TrainState(jnp.int32(5), params, KEEP.init(params), caches))
+    return SimpleNamespace(
+        bind=bind, state=TrainState(jnp.int32(5), params, KEEP.init(params), caches)
+    )
 
 
 @functools.cache
