@@ -49,6 +49,8 @@ def test_divergence_is_0_of_equal_and_1_of_disjoint_mixtures():
     first = np.array([[0.3, 0.7, 0], [1, 0, 0], p])
     second = np.array([[0.3, 0.7, 0], [0, 0.5, 0.5], q])
     assert divergences(first, second) == pytest.approx([0, 1, by_hand])
+    almost_NZ = np.random.default_rng(0).dirichlet(np.full(8, 0.3), 1000)
+    assert (divergences(almost_NZ, np.nextafter(almost_NZ, 1)) >= 0).all()
 
 
 def test_the_sign_test_counts_contexts_that_differ():
