@@ -41,7 +41,7 @@ def is_part(module: str, packages: Sequence[str]) -> bool:
     return any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 
-class Reference(str):
+class ReferenceText(str):
     """A reference or macro as it is written: `@Corpus()`, `%LENGTH`."""
 
     def __repr__(self):
@@ -50,10 +50,10 @@ class Reference(str):
 
 class _AsText(config_parser.ParserDelegate):
     def configurable_reference(self, scoped_configurable_name, evaluate):
-        return Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
+        return ReferenceText(f"@{scoped_configurable_name}{'()' * evaluate}")
 
     def macro(self, macro_name):
-        return Reference(f"%{macro_name}")
+        return ReferenceText(f"%{macro_name}")
 
 
 def statements(text: str) -> Iterator[Any]:

@@ -45,7 +45,7 @@ def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
 
 
 def zeros_outside(real_BT: jax.Array, tree: Tree) -> Tree:
-    """Returns arrays (B, T, ...) with zeros at positions outside of `real_BT`."""
+    """Returns arrays (B, T, ...), zero where `real_BT` is false; (B,): of whole batch elements."""
     return select_rows(real_BT, tree, jax.tree.map(jnp.zeros_like, tree))
 
 

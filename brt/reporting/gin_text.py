@@ -9,7 +9,7 @@ from typing import Any
 from gin import config_parser
 
 from brt.bindings.bound_values import MOST_VALUES, expanded
-from brt.bindings.gin_files import Reference, gin_text, name_of, statements
+from brt.bindings.gin_files import ReferenceText, gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -58,7 +58,7 @@ def resolved(settings: dict) -> dict:
     """Returns settings with macros replaced by values."""
 
     def macro(value, replaced):
-        name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
+        name = value[1:] if isinstance(value, ReferenceText) and value.startswith("%") else None
         return replaced(settings[name]) if name in settings else value
 
     left = iter(range(MOST_VALUES))

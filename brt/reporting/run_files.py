@@ -6,9 +6,9 @@ Run folders may come from anybody: the report omits damaged files, with a senten
 from pathlib import Path
 from typing import Any
 
+from brt.bindings.gin_files import ReferenceText
 from brt.bindings.registry import declarations
 from brt.checks import UNKNOWN, ManyFrom0, allows, words_for
-from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, read_json
 
 EVALUATION = Fields(
@@ -80,7 +80,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         expected = declared.get(name.rpartition("/")[2])
         # References are not built here.
-        if expected is None or isinstance(value, Reference):
+        if expected is None or isinstance(value, ReferenceText):
             continue
         if not allows(expected, _known(value)):
             what = f"{name} = {value!r:.60} must be {words_for(expected)}"
@@ -88,7 +88,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _known(value):
-    if isinstance(value, Reference):
+    if isinstance(value, ReferenceText):
         return UNKNOWN
     if isinstance(value, tuple | list):
         return [_known(one) for one in value]

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from brt.bindings.gin_files import ReferenceText
 from brt.data.vocabularies.named import named_vocabulary
-from brt.reporting.gin_text import Reference, reachable
+from brt.reporting.gin_text import reachable
 from brt.reporting.model_settings import model_name, owners
 
 
@@ -130,7 +131,7 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     """Returns settings whose corpus, with all that belongs to it, is that of other bindings."""
     old = reachable(settings, "Trainer.corpus")
     kept = {name: value for name, value in settings.items() if name not in old}
-    both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
+    both = kept | {"Trainer.corpus": ReferenceText("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
     *_, table = (f"{owner}.vocabulary_size" for owner in owners(settings))

@@ -252,7 +252,7 @@ def earlier(file: Path, heads: dict[str, Any]) -> dict[str, dict[str, Any]]:
         theirs, figures = ({name: content[name] for name in names} for names in (heads, KINDS))
     except (ValueError, LookupError, TypeError):
         raise ValueError(
-            f"{file} was not written by this command: name another --figures."
+            f"{file} was not written by this version of the command: name another --figures."
         ) from None
     if theirs != heads:
         raise ValueError(f"{file} is of {theirs}, and this is {heads}: name another --figures.")

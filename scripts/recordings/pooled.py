@@ -18,6 +18,7 @@ from brt.models.layers.losses import token_losses
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from recordings.pretrained_errors import (
+    PRECISE,
     SMALLEST,
     Found,
     body_of,
@@ -28,8 +29,6 @@ from recordings.pretrained_errors import (
     split_with,
     widened,
 )
-
-PRECISE = 1e-9
 
 
 class Replay:

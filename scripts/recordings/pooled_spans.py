@@ -19,6 +19,7 @@ from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
 from recordings.pretrained_errors import (
+    PRECISE,
     Found,
     body_of,
     bound,
@@ -29,7 +30,6 @@ from recordings.pretrained_errors import (
     widened,
 )
 
-PRECISE = 1e-9
 SPAN = 0
 
 

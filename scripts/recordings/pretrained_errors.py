@@ -27,6 +27,8 @@ SMALLEST = 1e-5
 """Least absolute tolerance of outputs, unless attention is sharp."""
 FLOAT64 = 1e-6
 """Of the largest entry, of outputs in float64."""
+PRECISE = 1e-9
+"""The same, of recordings that are float64 throughout."""
 FLOAT32_INSIDE = ("llama", "qwen2", "mistral", "t5")
 """Models whose recorded float64 run has RMS norms, angles or softmax in float32, as transformers
 computes them: brt, in float64 throughout, agrees with it as float32 does."""

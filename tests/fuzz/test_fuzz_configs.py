@@ -14,9 +14,10 @@ from test_fuzz_files import both, draws
 
 from brt import config
 from brt.bindings import gin_files
+from brt.bindings.gin_files import ReferenceText
 from brt.bindings.read_bindings import differences, flatten
 from brt.experiment import Experiment
-from brt.reporting.gin_text import Reference, read_gin, read_gin_file, resolved
+from brt.reporting.gin_text import read_gin, read_gin_file, resolved
 
 BASES = (
     ("quickstart.gin",),
@@ -62,9 +63,9 @@ def mean_something(value, name, current):
 
     None: it cannot be said.
     """
-    if isinstance(current, Reference) or current is None or value is None:
+    if isinstance(current, ReferenceText) or current is None or value is None:
         return None
-    if isinstance(value, Reference):
+    if isinstance(value, ReferenceText):
         return False
     if isinstance(current, bool):
         return isinstance(value, bool)
@@ -85,15 +86,19 @@ def mean_something(value, name, current):
 def mutated(rng, settings):
     """Returns a kind, lines that change one or two bindings, texts of which an error must have one,
     and whether the values may be valid (None: unknown)."""
-    names = [name for name in settings if "." in name or not isinstance(settings[name], Reference)]
+    names = [
+        name for name in settings if "." in name or not isinstance(settings[name], ReferenceText)
+    ]
     kind = ("type", "range", "type", "range", "name", "contradiction")[int(rng.integers(6))]
     name = names[int(rng.integers(len(names)))]
     current = settings[name]
-    while isinstance(current, Reference) and current.startswith("%") and current[1:] in settings:
+    while (
+        isinstance(current, ReferenceText) and current.startswith("%") and current[1:] in settings
+    ):
         current = settings[current[1:]]
     if kind in VALUES:
         text = VALUES[kind][int(rng.integers(len(VALUES[kind])))]
-        value = Reference(text) if text.startswith("@") else eval(text)
+        value = ReferenceText(text) if text.startswith("@") else eval(text)
         means = mean_something(value, name, current)
         culprits = [name.rpartition(".")[2], text, text.strip("@()") or text]
         return kind, [f"{name} = {text}"], culprits, means

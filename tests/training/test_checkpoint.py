@@ -178,6 +178,16 @@ def test_when_all_are_damaged_the_error_lists_them(tmp_path):
     assert (tmp_path / "2" / "params").exists() and (tmp_path / "4" / "params").exists()
 
 
+def test_a_checkpoint_that_goes_before_it_is_read_is_skipped(tmp_path, monkeypatch):
+    saved(tmp_path, 2, 4)
+    with opened(tmp_path) as checkpoints:
+        found = iter([[2, 4, 6]])  # the first list has a step that is deleted meanwhile
+        listed = checkpoints.steps
+        monkeypatch.setattr(checkpoints, "steps", lambda: next(found, None) or listed())
+        state, _ = checkpoints.restore_latest(abstract(make_state()))
+        assert int(state.step) == 4
+
+
 @pytest.mark.parametrize("content", ["3", '{"commit_timestamp_nsecs": 1e300}', '{"a": 1}', "x"])
 def test_a_damaged_time_of_a_checkpoint_does_not_matter(tmp_path, content):
     saved(tmp_path, 2, 4)

@@ -5,8 +5,9 @@ otherwise brt's defaults.
 from collections.abc import Collection
 from pathlib import PurePath
 
+from brt.bindings.gin_files import ReferenceText
 from brt.bindings.registry import default
-from brt.reporting.gin_text import Reference, reachable
+from brt.reporting.gin_text import reachable
 from brt.reporting.model_settings import model_setting, owners
 from brt.reporting.paper_positions import SETTINGS, PaperPosition
 from brt.reporting.papers.published_tables import NOT_PUBLISHED
@@ -91,8 +92,8 @@ def _default(name):
 
 
 def _shown(value):
-    if isinstance(value, Reference) or callable(value):
-        text = value.strip("@()") if isinstance(value, Reference) else value.__name__
+    if isinstance(value, ReferenceText) or callable(value):
+        text = value.strip("@()") if isinstance(value, ReferenceText) else value.__name__
         return "@" + text.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
     if value is NOT_PUBLISHED:
         return "nothing"

@@ -205,6 +205,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
         "bytes": lambda: f"{entry.carried_bytes:,}",
         "task": lambda: entry.group.position.task,
         "segments": lambda: str(entry.group.position.segments),
+        "depth": lambda: str(entry.settings.get("Trainer.segments_per_step", 1)),
         "sequences": lambda: str(entry.settings["Evaluation.tokens_per_step"] // entry.fields["N"]),
     }[measure]()
 
