@@ -209,9 +209,17 @@ class WindowTables(NamedTuple):
     keep_HWJ: Any
 
 
-def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the tables from the bias of each distance, (H, W), and a dropout key."""
-    table_HWJ = window_table(bias_HW)
+def window_tables(
+    bias_HW: jax.Array,
+    key: jax.Array | None,
+    rate: float,
+    table: Callable[[jax.Array], jax.Array] = window_table,
+) -> WindowTables:
+    """Returns the tables from the bias of each distance, (H, W), and a dropout key.
+
+    table: a form of `window_table`.
+    """
+    table_HWJ = table(bias_HW)
     return WindowTables(table_HWJ, keep_mask(key, rate, table_HWJ.shape, table_HWJ.dtype))
 
 

@@ -20,6 +20,7 @@ from brt.models.caches import LayerCache, WindowCache
 from brt.models.contract import check_memories, checked_segment, empty_cache, joined_metrics
 from brt.models.counts import matrix_size
 from brt.models.fast import table
+from brt.models.fast.products import JoinedMatrix
 from brt.models.layers.feed_forward import FeedForward, FeedForwardWeights
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm
@@ -157,7 +158,7 @@ class Layer(nnx.Module):
         return Prepared(weights, memories, window, states_dropout, normed_PD, mlp_PD)
 
     def weights(self, dtype: DTypeLike) -> LayerWeights:
-        matrix = functools.partial(Matrix, dtype=dtype)
+        matrix = functools.partial(JoinedMatrix, dtype=dtype)
         A, cross = self.queries_DA.shape[1], self.reads_states
         output_CD = (self.output_CD if cross else self.output_AD)[...]
         return LayerWeights(

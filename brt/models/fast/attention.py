@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.models import ops
+from brt.models.fast.products import on_one_cpu
 from brt.models.ops import at_least_float32, heads_first
 
 
@@ -25,6 +27,18 @@ def attend(
     """Returns `brt.models.ops.attention`."""
     heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
     return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ))
+
+
+def window_table(bias_HW: jax.Array) -> jax.Array:
+    """Returns `brt.models.ops.window_table`; on one CPU from a loop over heads, which is stored.
+
+    XLA would compute each entry again wherever attention adds it, with divisions of integers: the
+    softmax of a window of 32 takes four times as long. It drops an `optimization_barrier` too early
+    to prevent this.
+    """
+    if not on_one_cpu():
+        return ops.window_table(bias_HW)
+    return jax.lax.map(lambda bias_W: ops.window_table(bias_W[None])[0], bias_HW)
 
 
 @jax.custom_vjp

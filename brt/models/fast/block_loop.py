@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from brt.models import ops
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.fast.data_shards import by_data_shard
+from brt.models.fast.products import einsum
 from brt.models.ops import Matrix, stacked
 
 
@@ -30,7 +31,7 @@ class CastMatrix(Matrix):
         return self.array if self.cast is None else _cast(self.array, self.cast)
 
     def __call__(self, equation: str, *x: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, stacked(x), self.value())
+        return einsum(equation, stacked(x), self.value())
 
     def gradient(self, total: jax.Array) -> Self:
         """Returns the cotangent of the matrix, for a `jax.custom_vjp`."""

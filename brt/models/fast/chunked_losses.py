@@ -19,6 +19,7 @@ import numpy as np
 from brt.models.axis_rules import constrain, device
 from brt.models.fast.block_loop import CastMatrix
 from brt.models.fast.data_shards import by_data_shard, model_parts
+from brt.models.fast.products import einsum
 from brt.models.ops import at_least_float32
 
 CHUNKS = {"cpu": 2**26, "gpu": 2**27, "tpu": 2**27}
@@ -123,11 +124,11 @@ def _forward(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
         d_BCMY = (p_BCMY - is_target_BCMY) * (weights_BC / divisor)[..., None, None]
         # Without the barrier XLA computes it once for each product if memory is scarce.
         d_BCMY = jax.lax.optimization_barrier(d_BCMY.astype(x_BCD.dtype))
-        dembedding_MYD += jnp.einsum(
+        dembedding_MYD += einsum(
             "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dembedding_MYD.dtype
         )
         # Parts are kept separate, so that devices sum them once, after the loop.
-        dx_BCMD = jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
+        dx_BCMD = einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
         return dembedding_MYD, (scores, dx_BCMD)
 
     zeros_MYD = jnp.zeros(narrow_MYD.shape, at_least_float32(x_BTD).dtype)
@@ -172,7 +173,7 @@ def _chunk(x_BCD, narrow_MYD, targets_BC, divisor):
     """Returns the logits and the target mask, both (B, C, M, Y), and the scores."""
     M, Y, _ = narrow_MYD.shape
     kind = at_least_float32(x_BCD).dtype
-    logits_BCMY = jnp.einsum("BCD,MYD->BCMY", x_BCD, narrow_MYD, preferred_element_type=kind)
+    logits_BCMY = einsum("BCD,MYD->BCMY", x_BCD, narrow_MYD, preferred_element_type=kind)
     logits_BCMY = logits_BCMY / divisor
     highest_BCM = jnp.max(logits_BCMY, axis=-1)
     sums_BCM = jnp.sum(jnp.exp(logits_BCMY - highest_BCM[..., None]), axis=-1)

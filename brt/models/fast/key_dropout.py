@@ -16,9 +16,14 @@ from brt.models import ops
 from brt.models.ops import HIDDEN, WindowTables
 
 
-def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
+def window_tables(
+    bias_HW: jax.Array,
+    key: jax.Array | None,
+    rate: float,
+    table: Callable[[jax.Array], jax.Array] = ops.window_table,
+) -> WindowTables:
     """Returns the tables of a window; a token always sees the one before it."""
-    table_HWJ = ops.window_table(bias_HW)
+    table_HWJ = table(bias_HW)
     _, W, J = table_HWJ.shape
     is_nearest_WJ = jnp.arange(W)[:, None] + W - 1 == jnp.arange(J)
     hidden_HWJ = hidden_keys(key, rate, table_HWJ.shape, table_HWJ.dtype)

@@ -170,7 +170,8 @@ def has_kernel(
 
 def _with_attention(attend, sizes):
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
-    window_tables, in_window = drops.window_tables, attend
+    window_tables = functools.partial(drops.window_tables, table=attention.window_table)
+    in_window = attend
     # cuDNN takes one bias: by shard if weights are dropped, which is plain then.
     is_plain = attend is attention.attend
     drops_weights = attend is cudnn_attention.without_dropout and drops is ops

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
+from brt.models.fast.products import JoinedMatrix
 from brt.models.layers.initializers import DENSE, Initializer, parameter
 from brt.models.ops import Matrix, dropped
 
@@ -37,7 +38,7 @@ class FeedForward(nnx.Module):
 
     def weights(self, dtype: DTypeLike) -> FeedForwardWeights:
         return FeedForwardWeights(
-            Matrix(self.hidden_DF[...], dtype), Matrix(self.output_FD[...], dtype)
+            JoinedMatrix(self.hidden_DF[...], dtype), JoinedMatrix(self.output_FD[...], dtype)
         )
 
     def __call__(

@@ -1,0 +1,51 @@
+"""Products in the form that XLA compiles well for one CPU; elsewhere they are as written.
+
+Plain counterparts: `jnp.einsum` and `brt.models.ops.Matrix` (tests/models/fast/test_products.py).
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.axis_rules import device
+from brt.models.ops import Matrix, stacked
+
+
+def on_one_cpu() -> bool:
+    return device().platform == "cpu" and jax.sharding.get_abstract_mesh().size <= 1
+
+
+def einsum(equation: str, *operands: jax.Array, **options: Any) -> jax.Array:
+    """Returns `jnp.einsum`; axes that are neighbours wherever they occur are joined to one.
+
+    The gradient of a matrix is a product over all axes of rows, for which XLA would first copy one
+    operand, transposed, if they were several.
+    """
+    if not on_one_cpu():
+        return jnp.einsum(equation, *operands, **options)
+    inputs, result = equation.split("->")
+    terms = [*inputs.split(","), result]
+    sizes = {name: size for term, x in zip(terms, operands) for name, size in zip(term, x.shape)}
+    shape = [sizes[name] for name in result]
+    while pair := _neighbours(terms):
+        terms = [term.replace(pair, pair[0]) for term in terms]
+        sizes[pair[0]] *= sizes[pair[1]]
+    joined = (x.reshape([sizes[name] for name in term]) for term, x in zip(terms, operands))
+    equation = f"{','.join(terms[:-1])}->{terms[-1]}"
+    return jnp.einsum(equation, *joined, **options).reshape(shape)
+
+
+def _neighbours(terms: list[str]) -> str:
+    """Returns the names of two axes that are neighbours in every term that has either, or ''."""
+    pairs = (a + b for term in terms for a, b in pairwise(term))
+    return next((p for p in pairs if all(p in t or not set(p) & set(t) for t in terms)), "")
+
+
+@jax.tree_util.register_pytree_node_class
+class JoinedMatrix(Matrix):
+    """A `Matrix` whose products join the axes of rows."""
+
+    def __call__(self, equation: str, *x: jax.Array) -> jax.Array:
+        return einsum(equation, stacked(x), self.array.astype(self.dtype))
