@@ -15,6 +15,7 @@ from brt.checks import Count, OneOf, Share, configurable
 from brt.models.axis_rules import constrain
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
+from brt.models.fast.products import matmul
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -53,7 +54,7 @@ class LSTMLayer(nnx.Module):
         dtype = x_BTI.dtype
         hidden_UZ = self.hidden_UZ[...].astype(dtype)
         bias_Z = self.bias_Z[...]
-        inputs_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
+        inputs_BTZ = matmul(x_BTI, self.inputs_IZ[...])  # of all tokens at once
 
         def token(cache, inputs_BZ):
             gates_BZ = at_least_float32(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
@@ -103,8 +104,8 @@ class QRNNLayer(nnx.Module):
     def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
         dtype = x_BTI.dtype
         earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
-        gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
-        gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
+        gates_BTZ = matmul(earlier_BTI, self.earlier_IZ[...])
+        gates_BTZ += matmul(x_BTI, self.inputs_IZ[...])
         z_BTU, f_BTU, o_BTU = jnp.split(at_least_float32(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
         f_BTU = jax.nn.sigmoid(f_BTU)
         cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)

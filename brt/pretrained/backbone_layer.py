@@ -13,6 +13,7 @@ from jax.nn.initializers import ones, zeros
 
 from brt.models.axis_rules import constrain
 from brt.models.fast.attention import attend
+from brt.models.fast.products import matmul
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
@@ -132,7 +133,7 @@ class RootNorm(nnx.Module):
 
 
 def linear(x_BTD: jax.Array, matrix_DA: nnx.Param, bias_A: nnx.Param | None = None) -> jax.Array:
-    y_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
+    y_BTA = matmul(x_BTD, matrix_DA[...])
     return y_BTA if bias_A is None else y_BTA + bias_A[...].astype(x_BTD.dtype)
 
 

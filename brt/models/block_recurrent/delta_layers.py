@@ -32,6 +32,7 @@ from brt.models.block_recurrent.kimi_delta import (
 )
 from brt.models.block_recurrent.memory import LayerTokens, Metrics, TokenMemory
 from brt.models.counts import matrix_size
+from brt.models.fast.products import matmul
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.ops import (
     at_least_float32,
@@ -142,7 +143,7 @@ class ConvolvedMemory(TokenMemory):
             (self.keys_DA, self.key_taps_OA, cache.keys_BNA),
             (self.values_DA, self.value_taps_OA, cache.values_BNA),
         ):
-            x_BTA = x_BTD @ projection_DA[...].astype(x_BTD.dtype)
+            x_BTA = matmul(x_BTD, projection_DA[...])
             seen_BTA = jnp.concatenate([before_BNA, x_BTA], axis=1)
             y_BTA = jax.nn.silu(convolved(seen_BTA, taps_OA[...]))
             heads.append(y_BTA.reshape(*y_BTA.shape[:2], self.sizes.num_heads, -1))
@@ -154,7 +155,7 @@ class ConvolvedMemory(TokenMemory):
         """Returns the output, (B, T, D), of the values read."""
         normed_BTA = joined_heads(rms_normed(read_BTHK, self.norm_K[...]))
         gated_BTA = (normed_BTA * self.gate(x_BTD)).astype(x_BTD.dtype)
-        return gated_BTA @ self.output_AD[...].astype(x_BTD.dtype)
+        return matmul(gated_BTA, self.output_AD[...])
 
     def flops_per_token(self, window: int) -> float:
         return 2.0 * matrix_size(self) + self.rule_flops()

@@ -21,7 +21,7 @@ def einsum(equation: str, *operands: jax.Array, **options: Any) -> jax.Array:
     """Returns `jnp.einsum`; axes that are neighbours wherever they occur are joined to one.
 
     The gradient of a matrix is a product over all axes of rows, for which XLA would first copy one
-    operand, transposed, if they were several.
+    operand, transposed, if they were several. Axes of length 1 are left out.
     """
     if not on_one_cpu():
         return jnp.einsum(equation, *operands, **options)
@@ -29,6 +29,7 @@ def einsum(equation: str, *operands: jax.Array, **options: Any) -> jax.Array:
     terms = [*inputs.split(","), result]
     sizes = {name: size for term, x in zip(terms, operands) for name, size in zip(term, x.shape)}
     shape = [sizes[name] for name in result]
+    terms = ["".join(name for name in term if sizes[name] != 1) for term in terms]
     while pair := _neighbours(terms):
         terms = [term.replace(pair, pair[0]) for term in terms]
         sizes[pair[0]] *= sizes[pair[1]]
@@ -41,6 +42,15 @@ def _neighbours(terms: list[str]) -> str:
     """Returns the names of two axes that are neighbours in every term that has either, or ''."""
     pairs = (a + b for term in terms for a, b in pairwise(term))
     return next((p for p in pairs if all(p in t or not set(p) & set(t) for t in terms)), "")
+
+
+def matmul(x_BTD: jax.Array, matrix_DA: jax.Array) -> jax.Array:
+    """Returns x W, (..., A), in the type of x; the axes of rows are joined."""
+    matrix_DA = matrix_DA.astype(x_BTD.dtype)
+    if not on_one_cpu():
+        return x_BTD @ matrix_DA
+    rows_RA = x_BTD.reshape(-1, x_BTD.shape[-1]) @ matrix_DA
+    return rows_RA.reshape(*x_BTD.shape[:-1], matrix_DA.shape[-1])
 
 
 @jax.tree_util.register_pytree_node_class

@@ -19,6 +19,7 @@ from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.fast.block_loop import scan_blocks
+from brt.models.fast.products import matmul
 from brt.models.layers.dropout import dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
@@ -150,7 +151,7 @@ class MelodiLayer(nnx.Module):
         return KeysValues(keys_BTHK, self._heads(normed_BTD, self.values_DA))
 
     def _heads(self, x_BTD, matrix_DA):
-        x_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
+        x_BTA = matmul(x_BTD, matrix_DA[...])
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
     def bias(self, queries: slice, keys: int) -> jax.Array:
@@ -189,7 +190,7 @@ class MelodiLayer(nnx.Module):
         self, x_BTD: jax.Array, attended_BTHK: jax.Array, mask_PD: jax.Array | None = None
     ) -> jax.Array:
         attended_BTA = attended_BTHK.reshape(*x_BTD.shape[:2], self.sizes.attention_size)
-        x_BTD = x_BTD + attended_BTA @ self.output_AD[...].astype(x_BTD.dtype)
+        x_BTD = x_BTD + matmul(attended_BTA, self.output_AD[...])
         if not self.sizes.feed_forward_size:
             return x_BTD
         normed_BTD = self.feed_forward_norm(x_BTD)

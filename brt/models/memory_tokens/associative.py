@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, configurable
 from brt.models.counts import matrix_size
 from brt.models.decoding_window import update_where
+from brt.models.fast.products import matmul
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
@@ -93,7 +94,7 @@ class Association(SegmentMemory[jax.Array]):
 
     def add(self, read: AssociationCache, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the layer's inputs, (B, T, D), and the memory's share of their norm."""
-        f_BTL = features(x_BTD @ self.queries_DY[...].astype(x_BTD.dtype))
+        f_BTL = features(matmul(x_BTD, self.queries_DY[...]))
         y_BTD, _ = _stored(read, f_BTL)
         return x_BTD + y_BTD.astype(x_BTD.dtype), share_of_norm(y_BTD, x_BTD)
 

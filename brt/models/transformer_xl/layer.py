@@ -12,6 +12,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.axis_rules import constrain
+from brt.models.fast.products import matmul
 from brt.models.fast.table import form_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
@@ -219,14 +220,14 @@ class TransformerXLLayer(nnx.Module):
         return q_BTHK, self._heads(x_BJD, self.keys_DA), self._heads(x_BJD, self.values_DA)
 
     def _heads(self, x_BTD, matrix_DA):
-        x_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
+        x_BTA = matmul(x_BTD, matrix_DA[...])
         x_BTHK = x_BTA.reshape(*x_BTA.shape[:-1], self.num_heads, self.head_size)
         return constrain(x_BTHK, "BTHK") if x_BTHK.ndim == 4 else x_BTHK
 
     def _finish(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, mlp_key=None):
         with jax.named_scope("attention"):
             y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
-            y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
+            y_BTD = self.drops(matmul(y_BTA, self.output_AD[...]), output_key)
             x_BTD = x_BTD + y_BTD if self.pre_norm else self.attention_norm(x_BTD + y_BTD)
         if not self.sizes.feed_forward_size:
             return constrain(x_BTD, "BTD")
