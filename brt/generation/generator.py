@@ -209,7 +209,8 @@ class Generator:
         return ids
 
     def _prepared(self, texts, memory):
-        if isinstance(texts, str | bytes) or getattr(texts, "ndim", 0) == 1:
+        is_one = isinstance(texts, str | bytes) or getattr(texts, "ndim", 0) == 1
+        if is_one or (len(texts) and isinstance(texts[0], int | np.integer)):
             texts = [texts]
         tokens = [self.encode(text) for text in texts]
         memory = self.begin(len(tokens)) if memory is None else memory

@@ -235,6 +235,12 @@ def test_an_array_with_a_row_for_each_document_is_read_as_such():
     assert not differing(generator.read(ids_BT), generator.read([*ids_BT]))
 
 
+def test_a_list_of_ids_is_one_text():
+    generator, ids = generator_of(FIRST), [3, 1, 2]
+    assert not differing(generator.read(ids), generator.read([np.array(ids)]))
+    assert not differing(generator.score(tuple(ids)), generator.score([ids]))
+
+
 @pytest.mark.parametrize("rows", [[2], [-3], [0, 5]])
 def test_documents_that_a_memory_lacks_are_refused(rows):
     with pytest.raises(IndexError):
