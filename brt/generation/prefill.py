@@ -46,12 +46,11 @@ class Prefill:
         self.decode_loop = decode_loop
         self.chunk = chunk
 
-        def nats(logits_BTV, targets_BT, score):  # else no logits are computed
-            return token_losses(logits_BTV, targets_BT)[0] if score else None
-
         def segment(params, inputs_BT, targets_BT, caches, reads_B, score):
-            logits_BTV, after = nnx.merge(graph, params)(inputs_BT, caches)
-            return select_rows(reads_B, after, caches), nats(logits_BTV, targets_BT, score)
+            model = nnx.merge(graph, params)
+            x_BTD, after, _ = model.stack(model.embed(inputs_BT), caches)
+            nats_BT = model.token_losses(x_BTD, targets_BT)[0] if score else None
+            return select_rows(reads_B, after, caches), nats_BT
 
         def diagonal(params, inputs_BT, targets_BT, caches, reads_B, score):
             model = nnx.merge(graph, params)
@@ -65,7 +64,8 @@ class Prefill:
 
         def part(params, inputs_BT, targets_BT, caches, counts_B, moved_B, others, score):
             logits_BTV, after = nnx.merge(graph, params).read_part(inputs_BT, caches, counts_B)
-            return select_rows(moved_B, after, others), nats(logits_BTV, targets_BT, score)
+            nats_BT = token_losses(logits_BTV, targets_BT)[0] if score else None
+            return select_rows(moved_B, after, others), nats_BT
 
         def end(params, caches):
             return nnx.merge(graph, params).end_decoding(caches)

@@ -17,6 +17,7 @@ from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.generation.document_memory import take_rows
 from brt.generation.generator import Generator, NonFiniteLogits
 from brt.generation.sampling import Sampling
+from brt.models.fast.chunked_losses import CHUNKS
 
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
@@ -233,6 +234,14 @@ def test_segments_are_the_model_s_own_without_a_length(name):
 def test_an_array_with_a_row_for_each_document_is_read_as_such():
     generator, ids_BT = generator_of(FIRST), np.arange(2 * WINDOW).reshape(2, -1) % VOCABULARY
     assert not differing(generator.read(ids_BT), generator.read([*ids_BT]))
+
+
+def test_scores_make_no_array_of_tokens_times_vocabulary(monkeypatch):
+    monkeypatch.setitem(CHUNKS, "cpu", 1)
+    generator, ids_BT = generator_of(FIRST, SEGMENT), jnp.zeros((2, SEGMENT), jnp.int32)
+    arguments = ids_BT, ids_BT, generator.model.init_caches(2), jnp.ones(2, bool)
+    step = generator.prefill._segment.lower(generator.params, *arguments, score=True)
+    assert f"2x{SEGMENT}x{VOCABULARY}" not in step.as_text()
 
 
 def test_a_list_of_ids_is_one_text():
