@@ -75,7 +75,8 @@ class Generator:
         segment_length = segment_length or own or max(SEGMENT // P, 1) * P
         if segment_length % P or segment_length != (own or segment_length):
             only = "be" if own else "be a multiple of the model's cache-update interval,"
-            raise ValueError(f"segment_length = {segment_length} must {only} {P} tokens.")
+            other = f": pass model.for_segments({segment_length})" if own else ""
+            raise ValueError(f"segment_length = {segment_length} must {only} {P} tokens{other}.")
         if vocabulary.size > model.vocabulary_size:
             raise ValueError(
                 f"The vocabulary {vocabulary.name} has {vocabulary.size} ids and the model's table "

@@ -262,7 +262,8 @@ def test_a_model_and_what_does_not_fit_it():
         Generator(model, ByteVocabulary())
     with pytest.raises(ValueError, match=r"segment_length = 6 .* 4 tokens"):
         Generator(model, IDS, segment_length=6)
-    with pytest.raises(ValueError, match=rf"segment_length = {2 * SEGMENT} .* {SEGMENT} tokens"):
+    advice = rf"{SEGMENT} tokens: pass model\.for_segments\({2 * SEGMENT}\)"
+    with pytest.raises(ValueError, match=rf"segment_length = {2 * SEGMENT} .* {advice}"):
         Generator(random_model("txl_same_length").for_segments(SEGMENT), IDS, 2 * SEGMENT)
     generator = generator_of("slide")
     with pytest.raises(ValueError, match=r"2 texts .* 1 document"):
