@@ -88,7 +88,8 @@ class BrtLM(LM):  # type: ignore[misc]
             until = [until] if isinstance(until, str) else until
             sampling = GREEDY
             if options.get("do_sample"):
-                sampling = Sampling(**{name: options.get(name) for name in SAMPLED})
+                given = {name: options.get(name) for name in SAMPLED}
+                sampling = Sampling(**{n: x for n, x in given.items() if x is not None})
             for batch in self._batches(numbers):
                 memory = self._read([requests[number].args[0] for number in batch])
                 length = options.get("max_gen_toks", MAX_TOKENS)

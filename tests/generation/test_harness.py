@@ -102,8 +102,9 @@ def test_texts_are_continued_up_to_their_stop_sequence(lm):
     for (context, each), written in zip((r.args for r in requests), found, strict=True):
         expected = greedy(lm, context, each["max_gen_toks"])
         assert written == (expected.split(stop)[0] if "until" in each else expected)
-    drawn = {"max_gen_toks": 20, "do_sample": True, "temperature": 5.0}
-    assert lm.generate_until([Instance((CONTEXTS[3], drawn))]) != [greedy(lm, CONTEXTS[3], 20)]
+    for temperature in ({}, {"temperature": 5.0}):  # 1 if none is given
+        drawn = {"max_gen_toks": 20, "do_sample": True} | temperature
+        assert lm.generate_until([Instance((CONTEXTS[3], drawn))]) != [greedy(lm, CONTEXTS[3], 20)]
 
 
 def test_clones_of_a_request_are_sampled_apart(lm):
