@@ -91,6 +91,9 @@ def main() -> None:
             say(f"{name} is empty: nothing of it is read")
     if scored is not None and not len(scored_T := generator.encode(scored, FLAGS.score)):
         raise ValueError(f"{FLAGS.score} has no token to score.")
+    is_written = scored is None and FLAGS.max_tokens > 0
+    if is_written and FLAGS.save_text:
+        open(expanded(FLAGS.save_text), "a").close()
 
     memory = None
     if FLAGS.load_memory:
@@ -105,7 +108,7 @@ def main() -> None:
         memory = score(generator, memory, scored_T, len(scored))
     if FLAGS.save_memory:  # now, so that no later error loses it
         generator.save(FLAGS.save_memory, memory)
-    if scored is None and FLAGS.max_tokens:
+    if is_written:
         rows = [row for row in range(len(documents)) for _ in range(FLAGS.samples)]
         memory = write(
             generator, take_rows(memory, rows), sampling, [documents[n][1] for n in rows]

@@ -126,6 +126,7 @@ def encode_little(self, text, title="the prompt", encode=Generator.encode):
         ),
         (["--load_memory=torn"], "torn is not a memory file, or only a part of one"),
         (["--score=empty"], "empty has no token to score"),
+        (["--save_text=/nowhere/x", "--temperature=0"], "/nowhere/x: No such file"),
     ],
 )
 def test_bad_arguments_end_in_a_sentence(generated, arguments, named, tmp_path, monkeypatch):
