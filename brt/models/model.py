@@ -35,8 +35,10 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        # A base's losses would not use the logits, or token losses, that a subclass overrides.
+        if "logits" in vars(cls) and "token_losses" not in vars(cls):
+            cls.token_losses = Model.token_losses  # type: ignore[method-assign]
         if "token_losses" in vars(cls) and "weighted_losses" not in vars(cls):
-            # A base's weighted losses would call its own token losses.
             cls.weighted_losses = Model.weighted_losses  # type: ignore[method-assign]
 
     def for_segments(self, length: int) -> Self:

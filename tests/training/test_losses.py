@@ -84,6 +84,22 @@ def test_a_model_with_losses_of_its_own_is_trained_with_them():
     np.testing.assert_allclose(found, (0.9 * nats + 0.1 * weights_KBT.sum(), correct), rtol=1e-5)
 
 
+def test_a_model_with_logits_of_its_own_is_trained_with_them():
+    model = random_model("slide")
+
+    class Capped(type(model)):
+        def logits(self, x_BTD):
+            return 2 * jnp.tanh(super().logits(x_BTD) / 2)
+
+    model.__class__ = Capped
+    x_BTD = np.random.default_rng(0).normal(size=(3, 4, model.width)).astype(np.float32)
+    targets_BT, weights_BT = jnp.ones((3, 4), jnp.int32), jnp.ones((3, 4))
+    nats_BT, _ = token_losses(model.logits(x_BTD), targets_BT)
+    np.testing.assert_allclose(model.token_losses(x_BTD, targets_BT)[0], nats_BT, rtol=1e-5)
+    nats, _ = model.weighted_losses(x_BTD[None], targets_BT[None], weights_BT[None])
+    np.testing.assert_allclose(nats, nats_BT.sum(), rtol=1e-5)
+
+
 def test_scored_positions_alone_give_the_same_gradients():
     """K segments of B elements: a product of every position, against the scored ones only."""
     rng = np.random.default_rng(4)
