@@ -174,6 +174,12 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
                 f"{type(self.body).__name__}: bind Trainer.segment_length = "
                 f"{max(room - self.num_memory, 0)} or less."
             )
+        if self.targets == "labels" and length < (self.num_classes or 0):
+            raise ValueError(
+                f"PretrainedReader.classes = {self.num_classes} labels are asked for at a position "
+                f"each, and segments have {length}: bind Trainer.segment_length = "
+                f"{self.num_classes} or more."
+            )
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
         return model

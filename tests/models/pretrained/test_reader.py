@@ -243,6 +243,8 @@ def test_what_does_not_go_together_is_refused():
         refused(body=functools.partial(GPT2, **sizes))
     with pytest.raises(ValueError, match=r"16 positions.*segment_length = 14"):
         reader("bert", 2).for_segments(15)
+    with pytest.raises(ValueError, match=r"classes = 3 .*segment_length = 3 or more"):
+        reader("bert", 2, targets="labels").for_segments(2)
     with pytest.raises(ValueError, match=r"PretrainedReader\.classes = 1"):
         refused(body=BODIES["bert"], classes=1)
 
