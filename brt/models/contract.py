@@ -54,6 +54,12 @@ def joined_metrics(metrics: Metrics, name: str, reported: Metrics) -> Metrics:
     return joined
 
 
+def without_gradients(metrics: Metrics) -> Metrics:
+    """Stops the gradients of all metrics but `added_nats`: a norm has no derivative at zero."""
+    added = {name: x for name, x in metrics.items() if name == "added_nats"}
+    return jax.lax.stop_gradient(metrics) | added
+
+
 def check_named(owner: str, cache: Any) -> None:
     if not hasattr(cache, "_fields"):
         raise ValueError(f"{owner} is carried as a cache: make it a typing.NamedTuple of arrays.")

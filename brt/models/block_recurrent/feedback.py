@@ -14,6 +14,7 @@ from jax import lax
 from brt.models.axis_rules import one_data_shard
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
+from brt.models.contract import without_gradients
 from brt.models.fast.table import stack_scan
 from brt.models.ops import in_blocks
 
@@ -71,9 +72,7 @@ def run_blocks(
                 inputs = x_BWD, cache, prepared[i], None, counts_B, offered, states
                 x_BWD, cache, reported = layer(*inputs)
             after.append(cache)
-            # The scan differentiates all results, and a norm has no derivative at zero.
-            added = {name: x for name, x in reported.items() if name == "added_nats"}
-            metrics.append(lax.stop_gradient(reported) | added)
+            metrics.append(without_gradients(reported))  # the scan differentiates all results
         outputs = x_BWD, (offered if upper else None)
         return (tuple(after), counts_B), outputs, metrics
 

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.caches import WindowCache, select_rows
-from brt.models.contract import checked_result
+from brt.models.contract import checked_result, joined_metrics
 from brt.models.fast.block_loop import scan_blocks
 from brt.models.layers.norms import share_of_norm
 from brt.models.model import Metrics
@@ -196,7 +196,7 @@ class LayerMemory(nnx.Module):
             attended_BWHK, read = checked_result(memory, "read", like, result)
             result = memory.update(cache, memory.take(tokens), prepared)
             cache, updated = checked_result(memory, "update", cache, result)
-            return cache, (attended_BWHK, states), read | updated
+            return cache, (attended_BWHK, states), joined_metrics(read, memory.name, updated)
 
         W = window.keys_BWHK.shape[1]
         of_tokens = {

@@ -22,7 +22,7 @@ from brt.models.block_recurrent.memory import (
     LayerTokens,
     TokenMemory,
 )
-from brt.models.contract import check_methods, layer_indices
+from brt.models.contract import check_methods, layer_indices, without_gradients
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
@@ -124,7 +124,7 @@ class BackboneMemory(WindowMemory):
             y, metrics = memory.read(cache, tokens, attended_BTHK, weights)
         states = read and BlockStates(*(x_BSHK[:, None] for x_BSHK in read))
         y, added_BTD = self.placed(y, attended_BTHK, heads, states)
-        return Added(y, added_BTD, jax.lax.stop_gradient(metrics), taken)
+        return Added(y, added_BTD, without_gradients(metrics), taken)
 
     def placed(
         self, y: jax.Array, attended_BTHK: jax.Array, heads: Heads, states: BlockStates | None
@@ -165,7 +165,7 @@ class BackboneMemory(WindowMemory):
         if self.num_states:
             norm = jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))
             metrics = metrics | {"cross_output_norm": norm}
-        return jax.lax.stop_gradient(metrics)
+        return without_gradients(metrics)
 
     def flops_per_segment(self, positions: int) -> float:
         return positions * self.memory.flops_per_token(positions)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import SEGMENT, VOCABULARY, abstract
+from architectures import SEGMENT, VOCABULARY, WINDOW, abstract
 from flax import nnx
-from pretrained_architectures import GPT2_SIZES, pooled
+from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
@@ -17,10 +17,12 @@ from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.memories.window_memory import Positions, Window
+from brt.pretrained.sliding_model import SlidingLanguageModel
 
 ROWS = 2
 BODY = functools.partial(GPT2, **GPT2_SIZES)
@@ -204,6 +206,36 @@ def test_metrics_of_all_memories_of_a_backbone_are_reported():
         *("memory_share", "two/memory_share", "same", "two/same", "added_nats")
     }
     assert metrics["added_nats"] == 2
+
+
+class Adding(AssociativeMemory):
+    """Adds to the loss when it is read and when it is updated."""
+
+    def read(self, cache, tokens, attended_BTHK, weights):
+        y, _ = super().read(cache, tokens, attended_BTHK, weights)
+        return y, {"added_nats": self.mix_H[...].sum()}
+
+    def update(self, cache, taken, weights):
+        return super().update(cache, taken, weights)[0], {"added_nats": 2 * self.mix_H[...].sum()}
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+def test_what_a_memory_adds_to_the_loss_is_trained(sliding):
+    memory = functools.partial(BackboneMemory, memory=Adding)
+    model = model_of((memory,), rngs=nnx.Rngs(0))
+    if sliding:
+        body = functools.partial(Llama, **LLAMA_SIZES)
+        model = SlidingLanguageModel(nnx.Rngs(0), WINDOW, body, memory)
+    graph, params = nnx.split(model, nnx.Param)
+
+    def added(params):
+        model = nnx.merge(graph, params)
+        x_BTD = model.embed(tokens(1)[0])
+        return model.stack(x_BTD, model.init_caches(ROWS))[2]["added_nats"]
+
+    gradient = nnx.merge(graph, quick_jit(jax.grad(added))(params))
+    found = gradient.cell if sliding else gradient.memories[0]
+    np.testing.assert_allclose(found.memory.mix_H[...], 3)
 
 
 def test_operations_by_hand():
