@@ -18,6 +18,7 @@ from brt.checks import Count, configurable
 from brt.models.block_recurrent import decoding
 from brt.models.block_recurrent.memory import KeysValues, LayerTokens
 from brt.models.caches import LayerCache, WindowCache
+from brt.models.contract import check_segment
 from brt.models.decoding_window import (
     advance,
     completes_block,
@@ -123,6 +124,7 @@ class SlidingLanguageModel(DecoderModel):
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
+        check_segment("SlidingLanguageModel", self.window, x_BTD.shape[1])
         begun, windows, states = self._divide(caches)
         rows, T, _ = x_BTD.shape
         W = self.window

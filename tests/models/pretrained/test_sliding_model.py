@@ -121,6 +121,13 @@ def test_remat_and_dropout_leave_the_states_as_they_are():
             lambda: SlidingLanguageModel(OneKey(), window=4, body=BODY, special_tokens=1),
             r"auxiliary_weight = 0",
         ),
+        *(
+            (
+                lambda length=length: model_of().stack(np.zeros((1, length, 2)), ()),
+                rf"{length} tokens .* whole blocks of SlidingLanguageModel\.window = {WINDOW}",
+            )
+            for length in (WINDOW - 1, WINDOW + 1)
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(build, said):
