@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from brt.training.records.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes
+from brt.training.records.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes, shown
 from brt.training.train_step import StepMetrics
 
 
@@ -89,6 +89,8 @@ def test_an_interval_of_skipped_steps_only_can_still_be_reported():
     assert report["train/skipped_steps"] == 2
     assert all(math.isfinite(value) for value in report.values())
     json.dumps(report)
+    assert "train/loss" not in report  # which would be 0
+    assert shown(report | {"perf/tokens_per_second": 5000.0}) == "5,000 tokens/s"
 
 
 @pytest.mark.parametrize(

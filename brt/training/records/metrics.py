@@ -74,13 +74,17 @@ def speed(
     return scalars
 
 
+SHOWN = {
+    "train/loss": "loss {:.4f}",
+    "train/bits_per_token": "bits/token {:.4f}",
+    "train/learning_rate": "lr {:.2e}",
+    "perf/tokens_per_second": "{:,.0f} tokens/s",
+}
+
+
 def shown(scalars: dict[str, float]) -> str:
-    rate = scalars.get("train/learning_rate")  # no rate if all steps were skipped
-    return (
-        f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
-        f"{'' if rate is None else f'lr {rate:.2e}  '}"
-        f"{scalars['perf/tokens_per_second']:,.0f} tokens/s"
-    )
+    # If all steps were skipped, there is no loss and no rate.
+    return "  ".join(form.format(scalars[name]) for name, form in SHOWN.items() if name in scalars)
 
 
 class Interval:
@@ -104,17 +108,24 @@ class Interval:
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def report(self) -> dict[str, float]:
-        """Returns scalars `train/*` (loss in nats per scored token), and starts again."""
+        """Returns scalars `train/*` (loss in nats per scored token), and starts again.
+
+        Without a scored token there is no loss.
+        """
         sums = self.sums
         self.sums = {}
-        weight = max(sums["weight"], 1e-6)
-        loss = sums["nats"] / weight
+        scored = {}
+        if weight := sums["weight"]:
+            loss = sums["nats"] / weight
+            scored = {
+                "train/loss": loss,
+                "train/bits_per_token": loss / math.log(2),
+                "train/accuracy": sums["correct"] / weight,
+            }
         means = [name.removeprefix("mean/") for name in sums if name.startswith("mean/")]
         return {
-            "train/loss": loss,
-            "train/bits_per_token": loss / math.log(2),
-            "train/accuracy": sums["correct"] / weight,
-            "train/scored_tokens": sums["weight"],
+            **scored,
+            "train/scored_tokens": weight,
             "train/skipped_steps": sums["skipped"],
             **{f"train/{name}": sums[f"mean/{name}"] / sums[f"count/{name}"] for name in means},
         }
