@@ -74,8 +74,9 @@ class AnswerAccuracy(Study):
         result = accuracies(scored)
         if (nats := np.concatenate(text_nats)).size:
             result["numbers"]["text_bits_per_token"] = float(nats.mean() / np.log(2))
-        caches = jax.tree.leaves(run.experiment.abstract_caches(1))
-        result["numbers"]["carried_bytes"] = sum(x.size * x.dtype.itemsize for x in caches)
+        caches = jax.tree.leaves(jax.eval_shape(run.reader.empty, run.params))
+        size = sum(x.size * x.dtype.itemsize for x in caches)
+        result["numbers"]["carried_bytes"] = size // run.rows
         return result
 
 

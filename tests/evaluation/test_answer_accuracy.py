@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plain_reading import scalars_of
 from test_studies import a_run
-from tiny_run import build, one_device, write_config
+from tiny_run import TXL, build, one_device, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore
@@ -73,10 +73,19 @@ def test_answers_that_are_not_read_to_their_end_do_not_count(store):
     assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
 
 
+TASK = "Corpus.source", "Corpus.vocabulary", "TextFiles"
+"""Beginnings of the lines that a task replaces."""
+MQAR = (
+    *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
+    *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
+    *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
+)
+
+
 @contextlib.contextmanager
 def studied(folder, *lines):
     """The study of an untrained model on a task, by run and content."""
-    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary", "TextFiles"))
+    path = write_config(folder, *lines, without=TASK)
     with jax.set_mesh(one_device()):
         run = a_run(folder, build(path).experiment)
         yield run, run_study(AnswerAccuracy(), run)
@@ -84,12 +93,7 @@ def studied(folder, *lines):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    lines = (
-        *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
-        *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
-        *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
-        "BlockRecurrentTransformer.vocabulary_size = 16",
-    )
+    lines = *MQAR, "BlockRecurrentTransformer.vocabulary_size = 16"
     with studied(tmp_path_factory.mktemp("mqar"), *lines) as result:
         yield result
 
@@ -109,6 +113,22 @@ def test_the_loss_on_text_leaves_out_answers(measured, tmp_path):
                     bits, count = bits + nats / np.log(2), count + 1
     assert content["numbers"]["text_bits_per_token"] == pytest.approx(bits / count)
     assert "text_bits_per_token" not in measured[1]["numbers"]  # all text has weight 0
+
+
+def test_carried_bytes_are_those_of_the_evaluated_model(tmp_path):
+    path = write_config(
+        tmp_path,
+        *MQAR,
+        *TXL,
+        "TransformerXL.vocabulary_size = 16",
+        "Evaluation.model = @evaluation/TransformerXL",
+        "evaluation/TransformerXL.memory_length = 48",
+        without=(*TASK, "BlockRecurrentTransformer", "RecurrentCell"),
+    )
+    with jax.set_mesh(one_device()):
+        run = a_run(tmp_path, build(path).experiment)
+        found = run_study(AnswerAccuracy(), run)["numbers"]["carried_bytes"]
+    assert found == 4 * (48 * 16 + 1)  # width 16; a count of remembered tokens
 
 
 def test_shares_of_the_study_are_those_of_its_recordings(measured):
