@@ -16,8 +16,9 @@ class Evaluation:
 
     Args:
         split: of the corpus.
-        tokens_per_step: batch elements times segment length; None takes the trainer's, rounded
-            down. Empty batch elements are added where the devices do not divide them.
+        tokens_per_step: batch elements times segment length; None takes a microbatch of the
+            trainer's, rounded down. Empty batch elements are added where the devices do not divide
+            them.
         segment_length: None takes the trainer's.
         max_steps: most segments of each batch element, in the loop of a training run; whole
             samples, and one labelled document at least.
@@ -49,15 +50,18 @@ class Evaluation:
         check_split(self.split, "Evaluation.split")
 
     def batch_shape(self, tokens_per_step: int, segment_length: int) -> tuple[int, int]:
-        """Returns batch elements and tokens of a segment, (B, T); arguments are the trainer's."""
+        """Returns batch elements and tokens of a segment, (B, T).
+
+        Arguments are the trainer's, of a microbatch.
+        """
         T = self.segment_length or segment_length
         tokens = self.tokens_per_step or tokens_per_step
         rows, rest = divmod(tokens, T)
         if not rows or (rest and self.tokens_per_step):
-            owner = "Evaluation" if self.tokens_per_step else "Trainer"
+            owner = "Trainer.tokens_per_step / Trainer.accumulation"
+            owner = "Evaluation.tokens_per_step" if self.tokens_per_step else owner
             raise ValueError(
-                f"{owner}.tokens_per_step = {tokens} is not a multiple of the segment length of "
-                f"{T} tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or "
-                "segment_length."
+                f"{owner} = {tokens} is not a multiple of the segment length of {T} tokens: bind "
+                f"Evaluation.tokens_per_step = {max(rows, 1) * T}, or segment_length."
             )
         return rows, T

@@ -71,7 +71,7 @@ def test_a_published_overlap_evaluates_as_many_windows(row):
     ("binding", "named"),
     [
         ("Evaluation.segment_length = 96", r"Evaluation\.segment_length.*window = 64"),
-        ("Evaluation.segment_length = 8192", r"tokens_per_step = 4096 .* 8192 "),
+        ("Evaluation.segment_length = 8192", r"accumulation = 4096 .* 8192 "),
         ("Evaluation.tokens_per_step = 1000", r"Evaluation\.tokens_per_step = 1000 "),
         ("Evaluation.stride = 4000", r"Evaluation\.stride = 4000 must be"),
         ("Evaluation.score = @FreeRunning()", r"Evaluation\.score = @FreeRunning"),

@@ -153,3 +153,9 @@ def test_batch_elements_stay_on_their_device(tmp_path):
 def test_microbatches_that_do_not_divide_the_batch_are_refused(number, tmp_path):
     with pytest.raises(ValueError, match=r"Trainer\.accumulation"):
         build(write_config(tmp_path), f"Trainer.accumulation = {number}")
+
+
+def test_an_evaluation_names_what_a_microbatch_leaves_it(tmp_path):
+    bindings = "Trainer.accumulation = 4", "Evaluation.segment_length = 64"
+    with pytest.raises(ValueError, match=r"Trainer\.accumulation = 16 is not a multiple .* 64 "):
+        build(write_config(tmp_path), *bindings)
