@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 
 from brt.storage.replaced_files import replace_file
 
@@ -43,13 +44,17 @@ class Profiler:
     """
 
     def __init__(self, steps: ProfiledSteps | None, folder: str, start: int, end: int):
-        if steps and not start < steps.first <= steps.last <= end:
+        if steps and steps.last > end:
             raise ValueError(
-                f"--profile = {steps.first}:{steps.last} is not within the steps to come, "
-                f"{start + 1:,} to {end:,} (Trainer.steps): choose some of these."
-                if start < end
-                else f"--profile = {steps.first}:{steps.last}: the run has taken its last step."
+                f"--profile = {steps.first}:{steps.last} is not within the steps of the run, 1 to "
+                f"{end:,} (Trainer.steps): choose some of these."
             )
+        if steps and steps.first <= start:  # a job that is queued again repeats its flags
+            logging.warning(
+                "--profile = %d:%d: the run is at step %s already, so no step is traced.",
+                *(steps.first, steps.last, f"{start:,}"),
+            )
+            steps = None
         self.steps = steps
         self.folder = folder
         self.tracing = False

@@ -109,6 +109,14 @@ def test_a_run_that_is_stopped_while_it_is_traced_ends_its_trace(tiny, tmp_path)
         traces.newest_times(run.folder.path)
 
 
+@pytest.mark.parametrize("steps", [(2, 3), (3, 5)])
+def test_a_run_with_profile_is_resumed_by_the_same_command(steps, tiny, tmp_path, caplog):
+    profile = ProfiledSteps(*steps)
+    train_here(tiny, tmp_path / "run", stop_after=4, profile=profile)
+    assert train_here(tiny, tmp_path / "run", profile=profile).step == 5
+    assert "no step is traced" in caplog.text
+
+
 def test_traces_of_several_processes_may_lie_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     profiler = Profiler(ProfiledSteps(1, 1), str(tmp_path), 0, 1)
