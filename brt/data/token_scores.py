@@ -43,6 +43,9 @@ class Score:
 
     streams: tuple[str, ...] = ("documents",)
 
+    def check(self, store: Store) -> None:
+        """Raises a `ValueError`, before training, if the store lacks what is scored."""
+
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         raise NotImplementedError
 

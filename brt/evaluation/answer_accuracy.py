@@ -16,6 +16,9 @@ class AnswerScore(Score):
     Answers cut by an early stop do not count.
     """
 
+    def check(self, store: Store) -> None:
+        answers_of_store(store)
+
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         answers, progress = answers_of_store(store), sums.setdefault("answers", {})
         documents, scored_BT = segment.documents_B.tolist(), segment.weights_BT > 0

@@ -43,6 +43,7 @@ class Evaluator:
         self.scores: list[Score] = [TokenSums()]
         self.decoder = None
         if evaluation.score:
+            evaluation.score.check(store)
             self.scores.append(evaluation.score)
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())

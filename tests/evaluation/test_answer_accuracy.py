@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from plain_reading import scalars_of
 from test_studies import a_run
-from tiny_run import TXL, build, one_device, write_config
+from tiny_run import PLAIN, TXL, build, one_device, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore
 from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
 from brt.evaluation.answer_accuracy import AnswerScore, answers_of_store
+from brt.evaluation.evaluator import Evaluator
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
 from brt.studies.answers import AnswerAccuracy, accuracies, scores_of
@@ -80,6 +81,13 @@ MQAR = (
     *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
     *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
 )
+
+
+def test_texts_without_answers_are_refused_before_training(tmp_path):
+    lines = "Trainer.eval_every = 3", "Evaluation.score = @AnswerScore()"
+    experiment = build(write_config(tmp_path, *PLAIN, *lines)).experiment
+    with pytest.raises(ValueError, match="documents without answers"):
+        Evaluator.in_loop(experiment, one_device())
 
 
 @contextlib.contextmanager
