@@ -154,11 +154,12 @@ def _add_spans(study, reader, layout):
 
 def _add_example(study, run, layout, widest, map_LHXJ, document, offset):
     tokens = {key: token for key, token in enumerate(layout.key_tokens) if token is not None}
-    # Inputs are one behind targets; a document's first ones have keys without a text.
-    begin, end = offset - 1 + min(tokens.values()), offset - 1 + layout.tokens
-    texts = token_texts(run.vocabulary, run.store.tokens(document, max(begin, 0), end))
-    first = layout.tokens - len(texts)
-    shown = {key: texts[token - first] for key, token in tokens.items() if token >= first}
+    # Inputs are one behind targets; those of other documents have no text.
+    first = max(min(tokens.values()), 1 - offset)
+    end = offset - 1 + layout.tokens
+    texts = token_texts(run.vocabulary, run.store.tokens(document, offset - 1 + first, end))
+    places = {key: token - first for key, token in tokens.items()}
+    shown = {key: texts[at] for key, at in places.items() if 0 <= at < len(texts)}
     cache = len(layout.cache_tokens)
     for layer, head in widest:
         map_XJ = map_LHXJ[layer, head]

@@ -12,7 +12,9 @@ from gin_settings import bound
 from random_runs import random_run
 from tiny_run import TXL, build, one_device, write_config
 
-from brt.data.vocabularies.base import BEGIN
+from brt.data.vocabularies.base import BEGIN, ByteVocabulary
+from brt.models.attention_weights import AttentionLayout
+from brt.studies import attention
 from brt.studies.attention import Attention, add_lines
 from brt.studies.attention_measures import Parts, best_line
 from brt.studies.output import table, write_study
@@ -114,6 +116,23 @@ def test_wide_heads_have_a_fifth_of_their_memory_marked(xl):
         assert sum(flag for _, flag in text["parts"]) in (round(0.2 * M), round(0.2 * M) - 1)
         shown = "".join(part for part, _ in text["parts"])
         assert any(shown in xl.vocabulary.decode(xl.store.tokens(document)) for document in ALL)
+
+
+@pytest.mark.parametrize(
+    ("offset", "shown"), [(3, "aBcdef"), (4, "abCdef"), (6, "abcdEf"), (7, "bcdeF"), (0, "abc")]
+)
+def test_keys_have_the_text_of_the_document_they_are_in(offset, shown):
+    """A segment of a contiguous stream may begin before its document, or end after it."""
+    letters = np.frombuffer(b"abcdef", np.uint8)
+    store = SimpleNamespace(tokens=lambda document, start, stop: letters[start:stop])
+    run = SimpleNamespace(vocabulary=ByteVocabulary(), store=store)
+    layout, study = AttentionLayout((-5, -4, -3, -2, -1), 0, 4, 0), content({}, [], "", texts=[])
+    study |= {"arrays": {}, "maps": []}
+    map_LHXJ = np.zeros((1, 1, 4, 9))
+    map_LHXJ[..., 4] = 1  # the token before the segment
+    attention._add_example(study, run, layout, [(0, 0)], map_LHXJ, 0, offset)
+    parts = study["texts"][0]["parts"]
+    assert "".join(text.upper() if marked else text for text, marked in parts) == shown
 
 
 def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
