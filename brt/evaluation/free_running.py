@@ -55,7 +55,7 @@ class FreeRunning(Score):
         first, scored = scored_part(store)
         positions_T = segment.offsets_B[0] + np.arange(segment.correct_BT.shape[1])
         tokens_BT = read_samples(store, segment.documents_B)[0][:, positions_T]
-        for name, length in (("accuracy", scored), ("accuracy_end", self.end or 0)):
+        for name, length in (("accuracy", scored), ("accuracy_end", min(self.end or 0, scored))):
             stop = first + scored
             part_T = (positions_T >= stop - length) & (positions_T < stop)
             self._count(sums, name, segment.correct_BT[:, part_T], tokens_BT[:, part_T])

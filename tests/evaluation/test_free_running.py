@@ -183,8 +183,9 @@ def test_the_scored_part_must_be_equal_in_all_samples(copies, tmp_path, store_of
         scored_part(TokenStore(tmp_path / "b"))
 
 
-def test_teacher_forced_figures_count_the_end_and_non_blanks(copies):
-    score, sums, rng = FreeRunning(end=3, blank=5), {}, np.random.default_rng(0)
+@pytest.mark.parametrize("last", [3, 5 * N])
+def test_teacher_forced_figures_count_the_end_and_non_blanks(last, copies):
+    score, sums, rng = FreeRunning(end=last, blank=5), {}, np.random.default_rng(0)
     counts = {"accuracy_end": [0, 0], "accuracy_written": [0, 0], "accuracy_end_written": [0, 0]}
     for offset in (1, N + 1, 2 * N + 1):
         correct_BT = rng.random((6, N)) < 0.7
@@ -197,7 +198,7 @@ def test_teacher_forced_figures_count_the_end_and_non_blanks(copies):
                 position = offset + t
                 if document < 0 or position <= N:
                     continue
-                end, written = position > 3 * N - 3, copies.tokens(document)[position] != 5
+                end, written = position > 3 * N - last, copies.tokens(document)[position] != 5
                 for name, counted in (
                     ("accuracy_end", end),
                     ("accuracy_written", written),
