@@ -70,7 +70,8 @@ class Evaluator:
         """Evaluates parameters; scalars with the state cleared have the prefix `cleared_`.
 
         Args:
-            after_segment: called after each segment; its exceptions end the evaluation.
+            after_segment: called after each segment, and each batch of free-running samples; its
+                exceptions end the evaluation.
         """
         max_steps = max_steps and self.stream.bounded(max_steps)
         rest = max_steps, after_segment
@@ -81,7 +82,8 @@ class Evaluator:
             if max_steps and isinstance(self.stream, SamplePass):
                 samples = max_steps // self.stream.segments * self.stream.rows
             score = self.evaluation.score
-            scalars |= score.run(self.decoder, params, scalars["accuracy"], samples, label)
+            given = scalars["accuracy"], samples, label, after_segment
+            scalars |= score.run(self.decoder, params, *given)
         if self.evaluation.cleared and self.reader.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= cleared_scalars(self._pass(params, "cleared", label, *rest))

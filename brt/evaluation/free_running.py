@@ -4,7 +4,7 @@ Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the pu
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -71,11 +71,13 @@ class FreeRunning(Score):
         accuracy: float,
         max_samples: int | None = None,
         label: str | None = None,
+        after_batch: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """Returns the free-running metrics.
 
         Args:
             decoder: generates the samples' scored part.
+            after_batch: called after each batch of samples; its exceptions end the evaluation.
         """
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
@@ -84,6 +86,8 @@ class FreeRunning(Score):
             add_share(sums, "free_running_exact", correct_BS.all(axis=1))
             if self.answer:
                 add_share(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
+            if after_batch:
+                after_batch()
         figures = _shares(sums)
         free = decoder.scored >= decoder.segment_length
         figures["task_accuracy"] = figures["free_running_accuracy"] if free else accuracy

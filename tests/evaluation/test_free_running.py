@@ -260,6 +260,14 @@ def test_a_bounded_evaluation_writes_that_many_samples(tiny, max_steps, samples)
     assert scalars["scored_tokens"] == samples * 16  # and the same ones are read
 
 
+def test_an_evaluation_can_be_stopped_while_samples_are_written(tiny):
+    experiment, mesh, calls = tiny.bind(), one_device(), []
+    with jax.set_mesh(mesh):
+        evaluator = Evaluator(experiment, experiment.open_store("validation"), mesh)
+        evaluator.run(experiment.init_params(), after_segment=lambda: calls.append(0))
+    assert len(calls) == 3 * 3 + 3  # segments of three batches, and these batches
+
+
 def test_an_evaluation_without_a_scored_token_has_no_loss(tmp_path):
     """The answer is in the second segment and the third."""
     documents = (
