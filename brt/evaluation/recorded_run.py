@@ -1,5 +1,7 @@
 """A run folder with a checkpoint's parameters; makes recordings on demand."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -7,6 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from brt.bindings.registry import modules_by_name
 from brt.data.splits import check_split
 from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.documents import DocumentPass
@@ -19,6 +22,9 @@ from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
 from brt.training.sharding import divisible_rows
+
+OTHERS = "brt.data.", "brt.evaluation.", "brt.studies.", "brt.training."
+"""Modules whose settings change no loss of given tokens and parameters."""
 
 
 class RecordedRun:
@@ -93,6 +99,18 @@ class RecordedRun:
         read = evaluation_pass(kind, self.store, rows, self.segment_length)
         return with_empty_rows(read, self.rows)
 
+    @property
+    def settings(self) -> str:
+        """A hash of the model's settings, such as the length of a memory."""
+        modules = modules_by_name()
+
+        def is_of_model(name: str) -> bool:
+            owner = name.rpartition(".")[0].rpartition("/")[2]
+            return not any(module.startswith(OTHERS) for module in modules.get(owner, ()))
+
+        chosen = sorted(pair for pair in self.experiment.bindings.items() if is_of_model(pair[0]))
+        return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()
+
     def label(self, text: str) -> str | None:
         return None if self.quiet else f"{self.workdir}, {text}"
 
@@ -117,4 +135,5 @@ class RecordedRun:
             state=state,
             documents=documents,
             label=self.label(f"{self.split}, state {state}, segments"),
+            settings=self.settings,
         )

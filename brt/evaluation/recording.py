@@ -40,7 +40,8 @@ MANIFEST = Fields(
         "segment_length": Count,
         "window": CountFrom0,
         "documents": Annotated[int, Range("a whole number from 1 to 2^31", 1, 2**31)],
-    }
+    },
+    {"settings": str},
 )
 
 

@@ -29,7 +29,7 @@ from brt.storage.paths import as_path
 from brt.storage.replaced_files import LEFT, naming, replace_file, replace_json
 from brt.training.sharding import to_host
 
-IDENTITY = ("step", "parameters", "state", "segment_length", "window")
+IDENTITY = ("step", "parameters", "settings", "state", "segment_length", "window")
 """Entries of the manifest that, with the store's content, identify a recording."""
 
 
@@ -44,12 +44,14 @@ def record(
     state: str = "kept",
     documents: Sequence[int] | np.ndarray | None = None,
     label: str | None = None,
+    settings: str = "",
 ) -> Recording:
     """Records missing documents; all processes of a run call it together.
 
     Args:
         folder: of the recording; another recording there is replaced.
         reader: one that gives entropies.
+        settings: a hash of those of the model.
         documents: integers; None for all.
     """
     if isinstance(store, MixedStore):
@@ -76,6 +78,7 @@ def record(
         "run": str(run),
         "step": int(step),
         "parameters": fingerprint(params),
+        "settings": settings,
         "state": state,
         "segment_length": reader.segment_length,
         "window": window,
@@ -163,7 +166,7 @@ def _is_of(folder, manifest):
     except (OSError, ValueError):
         return False
     same_store = existing["store"]["content"] == manifest["store"]["content"]
-    return same_store and all(existing[name] == manifest[name] for name in IDENTITY)
+    return same_store and all(existing.get(name) == manifest[name] for name in IDENTITY)
 
 
 def fingerprint(params: Any) -> str:

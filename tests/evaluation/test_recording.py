@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 from plain_reading import nats_of, segments, states_of, with_states
+from random_runs import random_run
 from stores import make_store
 from tiny_run import (
     TWO_LAYERS,
+    TXL,
     build,
     contents,
     files_of_at_most,
@@ -193,6 +195,22 @@ def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
     assert again.done_D.tolist() == [True] + [False] * 6
     later = recorder(documents=[6], at=tmp_path / "r", params=params, step=4)
     assert later.done_D.tolist() == [False] * 6 + [True] and later.manifest["step"] == 4
+
+
+def test_other_settings_of_the_model_begin_a_recording_anew(tmp_path):
+    path = write_config(tmp_path, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
+
+    def nats(*lines):
+        with jax.set_mesh(one_device()):
+            run = random_run(tmp_path / "run", build(path, *lines).experiment, T, T)
+            return run.recording("kept", [6]).document(6).nats_T
+
+    longer = (
+        "Evaluation.model = @evaluation/TransformerXL",
+        "evaluation/TransformerXL.memory_length",
+    )
+    first, other = nats(), nats(longer[0], f"{longer[1]} = 48")
+    assert (first != other)[32:].all() and (first == nats("Evaluation.cleared = False")).all()
 
 
 # What cannot be read or compared.
