@@ -72,7 +72,7 @@ class BabiLong(TextTask):
         filler: list[Ids] = []
         space = self.ids(" ")
         sentences = self._sentences(split, room, random)
-        while room >= len(space):
+        while room >= max(len(space), 1):  # a vocabulary may have no token for a space
             sentence = next(sentences)
             if len(sentence) > room:
                 sentence = np.concatenate([sentence[: room - len(space)], space])

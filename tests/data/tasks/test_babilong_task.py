@@ -142,6 +142,11 @@ class Utf16(ByteVocabulary):
     fingerprint = "utf-16"
 
 
+class Spaceless(ByteVocabulary):
+    def encode(self, data, title):
+        return super().encode(data.replace(b" ", b""), title)
+
+
 @pytest.fixture(scope="module")
 def background(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("lines"))
@@ -186,6 +191,14 @@ def test_stories_follow_from_the_seed_and_are_spread(background):
     assert first[0].tokens.tolist() != made(seed=1)[0].tokens.tolist()
     depths = [d.annotation["answers"][0][2] / 1500 for d in first]
     assert np.histogram(depths, 5, (0, 1))[0].min() > 20
+
+
+def test_a_text_is_filled_without_a_token_for_spaces(background, monkeypatch):
+    sentences = [np.full(30, ord("x"), np.int32)] * 100  # more than there is room for
+    monkeypatch.setattr(BabiLong, "_sentences", lambda *_: iter(sentences))
+    source = BabiLong(background=background, vocabulary=Spaceless(), lengths=999, num_held_out=4)
+    starts = [d.annotation["answers"][0][0] for d in source.documents("test")]
+    assert starts == [999 - len("bathroom.")] * 4
 
 
 def test_what_cannot_be_told_is_refused(background):
