@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
 from brt.host.progress import reported, say
+from brt.storage.paths import as_path
 from brt.storage.regular_files import read_bytes
 from brt.storage.replaced_files import replace_file
 
@@ -196,12 +196,12 @@ def train_vocabulary(vocabulary: Made, training: VocabularyTraining[Made], sourc
     path = vocabulary.path
     if path is None:
         raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")
-    if os.path.exists(path):
+    file = as_path(path)
+    if file.exists():
         raise FileExistsError(
             f"{path} exists, and stores may have been made with it: delete it, or bind "
             "Corpus.vocabulary to another file."
         )
-    file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     data = training.make(vocabulary, _documents(source, training.splits, path))
     replace_file(file.parent, file.name, data)

@@ -28,6 +28,7 @@ from brt.data.vocabularies.training import (
 )
 from brt.data.vocabularies.words import WordVocabulary
 from brt.storage.file_parts import FileBytes
+from brt.storage.paths import RemotePath
 
 TEXT = "\n".join(
     f"{a}{b} {b}  {a}{a} {number * 37}\t{a}!"
@@ -87,6 +88,16 @@ def test_a_file_that_exists_is_never_replaced(tmp_path):
     with pytest.raises(FileExistsError, match=r"old\.model exists.*another file"):
         trained(tmp_path / "old.model")
     assert (tmp_path / "old.model").read_bytes() == b"precious"
+
+
+def test_a_vocabulary_is_made_in_a_bucket(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, training = RemotePath("memory://vocabularies/b.txt"), SymbolCounting(splits=("train",))
+    vocabulary = made(CharacterVocabulary(str(file)), training, Texts(train=[b"abc"]))
+    assert vocabulary.size == 3 and not list(tmp_path.iterdir())
+    with pytest.raises(FileExistsError, match=str(file)):
+        made(vocabulary, training, Texts(train=[b"abc"]))
+    file.unlink()
 
 
 # The sample.
