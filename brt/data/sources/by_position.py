@@ -76,8 +76,9 @@ class SplitByPosition(FileSource):
                 f"{document.title} has tokens and no text, and SplitByPosition cuts text only: "
                 f"give it {WHOLE_DOCUMENTS} documents or more."
             )
+        length = len(document.data)
         start, end = (
-            _line_start(document.data, len(document.data) * position // part.size)
+            _line_start(document.data, max(length * position // part.size, min(position, 1)))
             for position in (part.start, part.end)
         )
         if start == end:
@@ -131,12 +132,17 @@ def _parsed(text: str) -> tuple[str, Fraction, Fraction] | None:
 
 
 def _line_start(data: bytes | FileBytes, position: int) -> int:
-    """Returns the first start of a line at or after a position; of a character if none is near."""
+    """Returns the first start of a line at or after a position; of a character if none is near.
+
+    Neither part is empty if the document has two characters.
+    """
     if position in (0, len(data)):
         return position
     window = data[position - 1 : position + len(data) // NEAR]
     line_end = window.find(b"\n")
     if line_end >= 0 and position + line_end < len(data):
         return position + line_end
-    inside = (index for index in range(1, len(window)) if window[index] & 0xC0 != 0x80)
-    return position - 1 + next(inside, len(window))
+    first = max(position - 3, 1)  # a character has at most 4 bytes
+    near = enumerate(data[first : position + 4], first)
+    starts = [at for at, byte in near if byte & 0xC0 != 0x80]
+    return min(starts, key=lambda at: (at < position, abs(at - position)), default=position)

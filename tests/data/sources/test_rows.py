@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brt.data.corpus import Corpus
-from brt.data.sources.by_position import SplitByPosition
+from brt.data.sources.by_position import DEFAULT, SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, SavedDataset
 
@@ -205,6 +205,14 @@ def test_slices_hold_every_byte_once(tmp_path_factory, texts):
     splits = [texts_of(source, split) for split in ("train", "validation", "test")]
     assert "".join(itertools.chain(*splits)) == "".join(texts)
     assert len("".join(splits[0])) > 0.7 * len("".join(texts))
+
+
+@given(st.lists(st.text("aé日🙂", min_size=2, max_size=40), min_size=20, max_size=99))
+def test_cuts_of_short_rows_are_between_characters(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("rows") / "a.jsonl"
+    path.write_bytes(json_lines(texts))
+    splits = [texts_of(SplitByPosition(JsonLines(str(path))), s) for s in DEFAULT]
+    assert "".join(itertools.chain(*splits)) == "".join(texts)
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
