@@ -110,6 +110,23 @@ def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path)
         assert texts(tmp_path, split) == [split.encode()]
 
 
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_empty_texts_are_skipped_by_the_binding_named(ending, tmp_path):
+    for number in range(200):
+        text = "" if number % 2 else f"text {number}"
+        content = text if ending == "txt" else json.dumps({"text": text})
+        (tmp_path / f"{number:03}.{ending}").write_text(content)
+    with pytest.raises(ValueError, match=r"bind Text\.skip_empty = True"):
+        texts(tmp_path, "train")
+    source = Text(str(tmp_path), skip_empty=True)
+    assert [d.data for d in source.documents("test")] == [
+        b"text %d" % n for n in range(190, 200, 2)
+    ]
+    assert source.description("test") == Text(str(tmp_path)).description("test") | {
+        "skip_empty": True
+    }
+
+
 def test_files_that_are_not_read_are_counted(tmp_path, capfd):
     for name in ("train/a", "test/b", "notes", "more"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

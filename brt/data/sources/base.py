@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import glob
 import os
 import re
@@ -93,6 +94,11 @@ class FileSource(Source):
     """A source with `parts`, `read` and `files`, which several processes can read."""
 
     listed = True
+
+    @functools.cached_property
+    def binding(self) -> str:
+        """The class whose bindings messages name."""
+        return type(self).__name__
 
     def documents(self, split: str) -> Iterator[Document]:
         return map(self.read, self.parts(split))

@@ -54,7 +54,7 @@ class TextFiles(FileSource):
         if empty and not self.skip_empty:
             raise ValueError(
                 f"TextFiles found {len(empty)} empty files, such as {empty[0]}: remove them, or "
-                "bind TextFiles.skip_empty = True."
+                f"bind {self.binding}.skip_empty = True."
             )
         full = [path for path, size in sizes.items() if size > 0]
         _check_first(full, "TextFiles")
@@ -110,9 +110,9 @@ class TextFiles(FileSource):
         suffixes = collections.Counter(filter(None, (os.path.splitext(p)[1] for p in others)))
         for suffix, count in suffixes.most_common(1):
             _check_first([file for file in others if file.endswith(suffix)], "TextFiles")
-            advice += f' TextFiles.suffix = "{suffix}" reads its {count:,} {suffix} files.'
+            advice += f' {self.binding}.suffix = "{suffix}" reads its {count:,} {suffix} files.'
         return FileNotFoundError(
-            f"TextFiles.path = {self.path!r} leads to no files at {path}: bind it to {advice}"
+            f"{self.binding}.path = {self.path!r} leads to no files at {path}: bind it to {advice}"
         )
 
 

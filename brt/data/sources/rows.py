@@ -51,8 +51,6 @@ class RowSource(FileSource):
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
-        self.binding = type(self).__name__
-        """The class whose bindings messages name."""
         self.by_name = True
         """Whether file names decide the splits."""
         self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))

@@ -49,11 +49,19 @@ class Text(FileSource):
     Args:
         path: of a file, or of a folder with any subfolders; on disk or in a bucket.
         text_key: key (column) of the text, in JSON lines and tables.
+        skip_empty: skips empty files and rows, which are otherwise an error.
     """
 
     path: Name
     text_key: str = "text"
     suffix: str = ".txt"
+    skip_empty: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        if not self.skip_empty:
+            del settings["skip_empty"]  # as in stores of earlier versions
+        return settings
 
     def parts(self, split: str) -> list:
         source, names = self._divided
@@ -102,15 +110,16 @@ class Text(FileSource):
         if left := sorted({*texts} - {*read}) if folder else []:
             say(f"{self.path} has {len(left):,} files that are not read, such as {left[0]}.")
         pattern = os.path.join(self.path, f"**/*{self.suffix}")
-        source: Source
+        source: FileSource
         if kind is not None:
-            rows = source = kind(self.path, self.text_key)
-            rows.binding = "Text"
+            rows = source = kind(self.path, self.text_key, skip_empty=self.skip_empty)
             rows.by_name = named
         elif named and "{split}" not in self.path:
-            source = _NamedTextFiles(pattern, suffix=self.suffix, folder=folder)
+            source = _NamedTextFiles(pattern, self.skip_empty, self.suffix, folder)
         else:
-            source = TextFiles(pattern if folder else self.path, suffix=self.suffix)
+            path = pattern if folder else self.path
+            source = TextFiles(path, self.skip_empty, self.suffix)
+        source.binding = "Text"
         if "{split}" in self.path:
             return source, {}
         if named:
