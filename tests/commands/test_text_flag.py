@@ -111,6 +111,20 @@ def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
+@pytest.mark.parametrize("storage", ["{}", "memory:/{}"])
+def test_a_split_in_the_path_may_be_a_folder(ending, storage, tmp_path):
+    root = storage.format(tmp_path)
+    for split in ("train", "test"):
+        content = split if ending == "txt" else json.dumps({"text": split})
+        with fsspec.open(f"{root}/{split}/deep/a.{ending}", "w", auto_mkdir=True) as file:
+            file.write(content)
+    with fsspec.open(f"{root}/about.json", "w") as file:
+        file.write("{}")
+    assert texts(f"{root}/{{split}}", "test") == [b"test"]
+    assert texts(f"{root}/{{split}}/deep/a.{ending}", "train") == [b"train"]
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
 def test_empty_texts_are_skipped_by_the_binding_named(ending, tmp_path):
     for number in range(200):
         text = "" if number % 2 else f"text {number}"

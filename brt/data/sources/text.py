@@ -21,6 +21,8 @@ from brt.data.sources.rows import (
 from brt.host.progress import say
 
 ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
+EXAMPLES = ("train", "validation", "valid", "test", "*")
+"""Splits of which the first that has files tells their kind."""
 
 
 @dataclass(eq=False)
@@ -86,7 +88,10 @@ class Text(FileSource):
 
     @functools.cached_property
     def _divided(self) -> tuple[Source, dict[str, str]]:
-        folder, files = listed(self.path.replace("{split}", "*"), ("",))
+        is_divided = "{split}" in self.path
+        paths = (self.path.replace("{split}", split) for split in EXAMPLES)
+        listings = (listed(path, ("",)) for path in paths)
+        folder, files = next((found for found in listings if found[1]), ("", []))
         if not files:
             raise FileNotFoundError(
                 f"Text.path = {self.path!r} (--text) leads to no file: name a file or a folder."
@@ -102,7 +107,7 @@ class Text(FileSource):
         endings = kind.suffixes if kind else (self.suffix,)
         read = [file for file in inside if file.endswith(endings)]
         found = {matched[1] for matched in map(NAMED.search, read) if matched}
-        named = bool(folder) and "train" in found and len(found) > 1
+        named = bool(folder) and not is_divided and "train" in found and len(found) > 1
         names = {"validation": "valid"} if named and "validation" not in found else {}
         if named:
             read = [file for file in read if NAMED.search(file)]
@@ -114,13 +119,13 @@ class Text(FileSource):
         if kind is not None:
             rows = source = kind(self.path, self.text_key, skip_empty=self.skip_empty)
             rows.by_name = named
-        elif named and "{split}" not in self.path:
+        elif named:
             source = _NamedTextFiles(pattern, self.skip_empty, self.suffix, folder)
         else:
             path = pattern if folder else self.path
             source = TextFiles(path, self.skip_empty, self.suffix)
         source.binding = "Text"
-        if "{split}" in self.path:
+        if is_divided:
             return source, {}
         if named:
             say(f"{self.path} is divided by its names of splits: {', '.join(sorted(found))}.")
