@@ -147,6 +147,10 @@ def test_files_that_are_not_read_are_counted(tmp_path, capfd):
         (tmp_path / f"{name}.txt").write_text("text")
     assert texts(tmp_path, "train") == [b"text"]
     assert "2 files that are not read, such as more.txt" in capfd.readouterr().err
+    (tmp_path / "about.json").write_text('{\n "title": "texts"\n}')
+    assert texts(tmp_path, "train") == [b"text"]
+    assert "3 files that are not read, such as about.json" in capfd.readouterr().err
+    (tmp_path / "about.json").unlink()
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a line of text\n" * 9}))
     assert texts(tmp_path, "train") != [b"text"]
     assert "4 files that are not read" in capfd.readouterr().err

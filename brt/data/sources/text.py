@@ -97,8 +97,13 @@ class Text(FileSource):
                 f"Text.path = {self.path!r} (--text) leads to no file: name a file or a folder."
             )
         inside = [file.removeprefix(folder).lstrip("/") for file in files]
-        kind = next((k for k in ROWS if any(f.endswith(k.suffixes) for f in inside)), None)
-        if folder and kind is None and not any(f.endswith(self.suffix) for f in inside):
+        texts, notes = (
+            sum(file.endswith(ending) for file in inside) for ending in (self.suffix, ".json")
+        )
+        # Fewer .json files than texts describe the texts.
+        rows_in = [file for file in inside if notes >= texts or not file.endswith(".json")]
+        kind = next((k for k in ROWS if any(f.endswith(k.suffixes) for f in rows_in)), None)
+        if folder and kind is None and not texts:
             raise FileNotFoundError(
                 f"Text.path = {self.path!r} (--text) has no {self.suffix} files and no rows to "
                 f"read, but {inside[0]}: decompress such files, or bind Text.suffix to the ending "
@@ -111,8 +116,8 @@ class Text(FileSource):
         names = {"validation": "valid"} if named and "validation" not in found else {}
         if named:
             read = [file for file in read if NAMED.search(file)]
-        texts = [file for file in inside if file.endswith((self.suffix, *endings))]
-        if left := sorted({*texts} - {*read}) if folder else []:
+        known = self.suffix, *(kind or JsonLines).suffixes
+        if left := sorted({f for f in inside if f.endswith(known)} - {*read}) if folder else []:
             say(f"{self.path} has {len(left):,} files that are not read, such as {left[0]}.")
         pattern = os.path.join(self.path, f"**/*{self.suffix}")
         source: FileSource
