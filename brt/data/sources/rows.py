@@ -230,6 +230,11 @@ class SavedDataset(TableSource):
 
     suffixes = (".arrow",)
 
+    def _files(self, split: str) -> list[str]:
+        # `map` and `filter` of datasets leave their results, as cache-*.arrow, in the folder.
+        names = ((file, os.path.basename(file)) for file in super()._files(split))
+        return [file for file, name in names if not name.startswith("cache-")]
+
     def number_of_rows(self, file: str) -> int:
         with open_regular(file) as raw, _explained(file):
             return sum(batch.num_rows for _, batch in self.batches(raw, 0))

@@ -77,6 +77,12 @@ def test_many_rows_in_few_bytes_are_divided_too(tmp_path):
     assert [source.count(split) for split in ("train", "validation", "test")] == [81, 4, 5]
 
 
+def test_results_that_datasets_caches_in_a_folder_are_no_rows(tmp_path):
+    write_arrow(tmp_path / "train" / "data-00000-of-00001.arrow", TEXTS)
+    write_arrow(tmp_path / "train" / "cache-1b2c3d4e5f607182.arrow", TEXTS[:5])
+    assert texts_of(SavedDataset(str(tmp_path))) == TEXTS
+
+
 def test_rows_can_be_read_in_any_order_by_another_process(tmp_path):
     order = [7, 8, 3, 22, 0, 1, 5, 5, 21, 6]
     for source in write_all(tmp_path):
