@@ -36,8 +36,8 @@ class SubwordVocabulary(FileVocabulary):
 
     @property
     def size(self) -> int:
-        lines = self._content.decode("utf-8").splitlines()
-        return 1 + sum(not line.startswith("### ") for line in lines) + 256
+        lines = self._content.removesuffix(b"\n").split(b"\n")  # subwords may hold other line ends
+        return 1 + sum(not line.startswith(b"### ") for line in lines) + 256
 
     @property
     def fingerprint(self) -> str:
