@@ -52,7 +52,7 @@ flags.DEFINE_string(
     "Runner of Apache Beam that reads and encodes instead of processes of this machine, such as "
     "DirectRunner or DataflowRunner; its options follow `--`.",
 )
-flags.DEFINE_string("inspect", None, "Describe and verify this token store; needs no gin file.")
+command_line.define_folder("inspect", "Describe and verify this token store; needs no gin file.")
 flags.DEFINE_string("document", None, "Title or number of a document to show with --inspect.")
 flags.DEFINE_bool("train_vocabulary", False, "Make the file of Corpus.vocabulary, and stop.")
 flags.DEFINE_bool(

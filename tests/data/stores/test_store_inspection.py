@@ -56,7 +56,8 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
 
 @pytest.mark.parametrize("given", [(), ('--gin.Corpus.vocabulary="bytes"',)])
 def test_bytes_or_a_vocabulary_alone_show_text(store, given, monkeypatch, capsys):
-    flags = f"--inspect={store.folder}", "--document=b11", *given
+    monkeypatch.setenv("HOME", str(store.folder.parent))
+    flags = f"--inspect=~/{store.folder.name}", "--document=b11", *given
     assert command(monkeypatch, prepare, *flags) == 0
     assert "'book 11 é book" in capsys.readouterr().out
     gin.clear_config()
