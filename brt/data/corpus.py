@@ -88,7 +88,7 @@ class Corpus:
                         self.vocabulary,
                         self._described(split),
                         quiet=quiet,
-                        workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+                        workers=_cpus() if workers is None else workers,
                         shard_bytes=shard_bytes,
                         runner=runner,
                     )
@@ -194,6 +194,11 @@ class Corpus:
                 "settings, or bind Corpus.store to a new folder."
             )
         return store
+
+
+def _cpus() -> int:
+    known = hasattr(os, "sched_getaffinity")  # not on macOS
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 @configurable

@@ -41,7 +41,10 @@ def books(folder, count=3):
     return str(folder)
 
 
-def test_a_split_is_prepared_then_opened(tmp_path):
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_a_split_is_prepared_then_opened(has_affinity, tmp_path, monkeypatch):
+    if not has_affinity:  # as on macOS
+        monkeypatch.delattr(os, "sched_getaffinity")
     corpus = Corpus(str(tmp_path / "stores"), a_text(), ByteVocabulary())
     assert corpus.path("train") == tmp_path / "stores" / "train"
     assert not corpus.exists("train")
