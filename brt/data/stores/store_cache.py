@@ -91,6 +91,11 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         except BlockingIOError:
             logging.info("another process is at work on %s; waiting for it", path.parent)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            reason = error.strerror
+            logging.warning(
+                "%s has no locks (%s): let one process work there.", path.parent, reason
+            )
         yield
     finally:
         os.close(file)

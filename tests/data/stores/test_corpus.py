@@ -1,5 +1,6 @@
 """Corpora: prepared once, opened anywhere, and refused when they do not fit the config."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.rows import JsonLines, Parquet
 from brt.data.sources.selections import GutenbergText
 from brt.data.sources.text import Text
+from brt.data.stores import store_cache
 from brt.data.tasks.recall import RecallTask
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -54,6 +56,16 @@ def test_a_split_is_prepared_then_opened(has_affinity, tmp_path, monkeypatch):
     assert bytes(store.tokens(0).tolist()) == b"text"
     assert store.manifest["source"] == {"source": "Texts", "split": "train"}
     assert corpus.vocabulary.size == 256
+
+
+def test_a_store_is_prepared_on_a_disk_without_locks(tmp_path, monkeypatch, caplog):
+    def flock(file, flags):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(store_cache.fcntl, "flock", flock)
+    corpus = Corpus(str(tmp_path), a_text(), ByteVocabulary())
+    corpus.prepare("train", quiet=True)
+    assert corpus.exists("train") and f"{tmp_path} has no locks" in caplog.text
 
 
 def test_a_missing_store_gives_the_command(tmp_path):
