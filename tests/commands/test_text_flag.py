@@ -82,6 +82,17 @@ def test_folders_are_divided_by_name_or_by_position(tmp_path):
     assert texts(tmp_path / "plain", "validation") == [b"%d\n" % n for n in range(180, 190)]
 
 
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_names_with_brackets_are_no_patterns(ending, tmp_path):
+    file = tmp_path / "books [old]" / f"a [1].{ending}"
+    file.parent.mkdir()
+    text = "a line of text\n" * 100
+    file.write_text(text if ending == "txt" else json.dumps({"text": text}))
+    for path in (file, file.parent):
+        splits = [texts(path, split) for split in ("train", "validation", "test")]
+        assert b"".join(itertools.chain(*splits)) == text.encode()
+
+
 @pytest.mark.parametrize(
     "names", [("test-driven", "a"), ("test_a", "test_b"), ("valid.x",), ("train-of-thought", "b")]
 )

@@ -127,7 +127,12 @@ def absolute(path: str) -> str:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the sorted paths of a glob pattern; `**` follows links, each folder once."""
+    """Returns the sorted paths of a glob pattern; `**` follows links, each folder once.
+
+    A path that exists is no pattern, whatever its name.
+    """
+    if os.path.lexists(pattern):
+        return [pattern]
     found: set[str] = set()
     before, *after = re.split(r"(?:(?<=/)|^)\*\*(?:/|$)", pattern, maxsplit=1)
     if not after:

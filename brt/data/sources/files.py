@@ -90,8 +90,7 @@ class TextFiles(FileSource):
             files = sorted(entry.path for entry in _entries(path) if not entry.is_dir())
             paths = [file for file in files if file.endswith(self.suffix)]
         else:
-            paths = [path] if os.path.lexists(path) else matching(path)
-            paths = [path for path in paths if not os.path.isdir(path)]
+            paths = [path for path in matching(path) if not os.path.isdir(path)]
         if not paths:
             raise self._nothing(path, files)
         sizes = {path: os.stat(path).st_size for path in paths}

@@ -1,6 +1,7 @@
 """The source of `--text=PATH`: text in any form."""
 
 import functools
+import glob
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +120,7 @@ class Text(FileSource):
         known = self.suffix, *(kind or JsonLines).suffixes
         if left := sorted({f for f in inside if f.endswith(known)} - {*read}) if folder else []:
             say(f"{self.path} has {len(left):,} files that are not read, such as {left[0]}.")
-        pattern = os.path.join(self.path, f"**/*{self.suffix}")
+        pattern = os.path.join(glob.escape(self.path), f"**/*{self.suffix}")
         source: FileSource
         if kind is not None:
             rows = source = kind(self.path, self.text_key, skip_empty=self.skip_empty)
