@@ -31,15 +31,23 @@ class FileBytes:
         self.path = os.fspath(path)
         self._advice = advice
         self._size = os.fstat(self._file).st_size
+        self._range = range(self._size)
+
+    def part(self, start: int, stop: int) -> "FileBytes":
+        """Returns bytes start ... stop - 1, not read."""
+        part = object.__new__(FileBytes)
+        # `_whole`, because the file is closed with it.
+        part.__dict__ |= {**self.__dict__, "_range": self._range[start:stop], "_whole": self}
+        return part
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._range)
 
     def __reduce__(self) -> tuple:
         return bytes, (self[:],)
 
     def __getitem__(self, part: slice) -> bytes:
-        start, stop, _ = part.indices(self._size)
+        start, stop, _ = part.indices(len(self))
         return self.read(start, max(stop - start, 0))
 
     def read(self, start: int, size: int) -> bytes:
@@ -49,6 +57,7 @@ class FileBytes:
             CutShort: the file is too short.
         """
         parts = []
+        start += self._range.start
         while size and (data := os.pread(self._file, size, start)):  # at most 2 GiB
             parts.append(data)
             start, size = start + len(data), size - len(data)
@@ -60,7 +69,7 @@ class FileBytes:
         return b"".join(parts)
 
     def find(self, text: bytes, start: int = 0) -> int:
-        while start + len(text) <= self._size:
+        while start + len(text) <= len(self):
             part = self[start : start + SEARCHED + len(text)]
             if (position := part.find(text)) >= 0:
                 return start + position

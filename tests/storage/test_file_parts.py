@@ -34,6 +34,9 @@ def test_slices_and_pieces_are_those_of_the_bytes(content):
     assert list(file_parts.pieces(found)) == list(file_parts.pieces(data))
     assert b"".join(file_parts.pieces(found)) == data
     assert pickle.loads(pickle.dumps(found)) == data
+    part = found.part(20, 60).part(7, 33)
+    assert (part[:], part[3:-3], len(part)) == (data[27:53], data[30:50], 26)
+    assert part.find(data[50:53]) == data[27:53].find(data[50:53])
 
 
 def test_what_is_looked_for_is_found_where_it_is_first(content):

@@ -86,7 +86,9 @@ class SplitByPosition(FileSource):
                 f"{document.title} has too little text for a slice: bind SplitByPosition.splits to "
                 "larger ones."
             )
-        return document._replace(data=document.data[start:end])
+        data = document.data
+        part = data.part(start, end) if isinstance(data, FileBytes) else data[start:end]
+        return document._replace(data=part)
 
     def files(self, part: Piece) -> list[str]:
         return self.source.files(part.part)

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brt.data.corpus import Corpus
+from brt.data.sources import files
 from brt.data.sources.by_position import DEFAULT, SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, SavedDataset
+from brt.storage.file_parts import FileBytes
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -251,6 +253,16 @@ def test_cuts_are_at_line_ends(tmp_path):
     assert text.endswith("\n") and lines[0].startswith("line ")
     assert 320 < len(lines) < 340 and int(lines[0].split()[1]) in range(325, 345)
     assert texts_of(source, "train[33%:66%]") == [text]
+
+
+def test_a_slice_of_a_large_file_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 10)
+    text = "".join(f"line {n} é\n" for n in range(1000)).encode()
+    (tmp_path / "a.txt").write_bytes(text)
+    source = SplitByPosition(TextFiles(str(tmp_path)))
+    parts = [next(source.documents(split)).data for split in DEFAULT]
+    assert all(isinstance(part, FileBytes) for part in parts)
+    assert b"".join(part[:] for part in parts) == text
 
 
 def test_many_documents_stay_whole(tmp_path):
