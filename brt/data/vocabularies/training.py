@@ -15,7 +15,7 @@ from brt.bindings.errors import building
 from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
-from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
+from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, cut, utf8_text
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
@@ -26,6 +26,8 @@ from brt.storage.regular_files import read_bytes
 from brt.storage.replaced_files import replace_file
 
 Made = TypeVar("Made", bound=Vocabulary)
+PIECE = 2**24
+"""Bytes of a document that are sampled at once: it may be larger than memory."""
 
 PG19_OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -218,8 +220,9 @@ def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: 
     seen = 0
     weight = 1.0
     following = count - 1  # number of the next line that replaces one of the sample
-    for document in documents:
-        lines = [line for line in document.data[:].split(b"\n") if 0 < len(line) <= longest]
+    pieces = ((each, part) for each in documents for _, part in cut(each.data, b"\n", PIECE))
+    for document, part in pieces:
+        lines = [line for line in part.split(b"\n") if 0 < len(line) <= longest]
         filling = lines[: count - len(sample)]
         sample += [_text_of(line, document) for line in filling]
         while following < seen + len(lines):

@@ -14,6 +14,7 @@ from brt.data.sources import files
 from brt.data.sources.base import Document
 from brt.data.sources.files import TextFiles
 from brt.data.sources.selections import FirstTokens
+from brt.data.vocabularies import training as made_by
 from brt.data.vocabularies.base import SentencePieceVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
 from brt.data.vocabularies.report import report, sample_text
@@ -184,6 +185,18 @@ def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, 
     assert command(monkeypatch, prepare, *flags, "--describe_vocabulary") == 0
     assert capsys.readouterr().out == table
     assert not (tmp_path / "stores").exists()
+
+
+class Large(bytes):
+    def __getitem__(self, part):
+        assert len(range(*part.indices(len(self)))) < 200 < len(self)
+        return super().__getitem__(part)
+
+
+def test_a_large_text_is_sampled_in_parts(monkeypatch):
+    monkeypatch.setattr(made_by, "PIECE", 100)
+    documents = [Document("text", Large(TEXT.encode()))]
+    assert sample_lines(documents, 99, 0, 4192) == TEXT.split("\n")
 
 
 @pytest.mark.parametrize(
