@@ -287,13 +287,16 @@ def _parsed(argv):
         sys.exit(0)
 
 
-def start() -> None:
-    """Joins the other processes, if any, and reads the gin files and bindings."""
+def start(trains: bool = True) -> None:
+    """Joins the other processes, if any, and reads the gin files and bindings.
+
+    trains: as of `text_bindings`.
+    """
     if FLAGS.coordinator_address:
         processes.join(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.distributed:
         processes.join()
-    expand_text()
+    expand_text(trains)
     config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
     config.evaluate_macros()
 

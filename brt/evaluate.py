@@ -73,7 +73,7 @@ def main() -> None:
         raise ValueError("--study and --record are two commands: leave one of them out.")
     step, given = check_step(FLAGS.step), FLAGS.gin_file
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
-    command_line.start()
+    command_line.start(trains=False)
     study = STUDIES[FLAGS.study]() if FLAGS.study else None
     if any("Evaluation.max_steps" in line for line in FLAGS.gin_bindings or ()):
         say("Evaluation.max_steps is of evaluations in training: this one reads the whole split.")

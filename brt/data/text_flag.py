@@ -28,8 +28,11 @@ def text_name(path: str) -> str:
     return re.sub(r"[^0-9A-Za-z_-]+", "_", name) or "text"
 
 
-def text_bindings(path: str) -> list[str]:
-    """Returns the bindings of a text, after the gin file `CONFIG`."""
+def text_bindings(path: str, trains: bool = True) -> list[str]:
+    """Returns the bindings of a text, after the gin file `CONFIG`.
+
+    trains: whether the text may decide the stream; an evaluation has that of its run.
+    """
     bindings = [
         "Trainer.corpus = @Corpus()",
         "Corpus.source = @Text()",
@@ -37,15 +40,15 @@ def text_bindings(path: str) -> list[str]:
         f'Corpus.store = "stores/{text_name(path)}"',
     ]
     is_rows = path.endswith(JsonLines.suffixes + Parquet.suffixes)
-    if not is_rows and as_path(expanded(path)).is_file():
+    if trains and not is_rows and as_path(expanded(path)).is_file():
         bindings.append('Trainer.stream = "contiguous"')  # one document for all batch elements
     return bindings
 
 
-def expand_text() -> None:
+def expand_text(trains: bool = True) -> None:
     """Puts the gin file and bindings of --text before those of the command."""
     path = FLAGS["text"].value if "text" in FLAGS else None
     if path:
-        short = {"gin_file": [CONFIG], "gin_bindings": text_bindings(path)}
+        short = {"gin_file": [CONFIG], "gin_bindings": text_bindings(path, trains)}
         for name, first in short.items():
             FLAGS[name].value = first + list(FLAGS[name].value or ())

@@ -48,6 +48,15 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     assert not [line for line in figures["given"] if line.endswith(".gin")]
 
 
+def test_an_evaluation_reads_one_text_as_its_run_reads_texts(config, tmp_path, monkeypatch):
+    assert command(monkeypatch, train, f"--gin_file={config}", "--text=texts", "--workdir=run") == 0
+    (tmp_path / "one.txt").write_text("a line of text\n" * 900)
+    assert command(monkeypatch, evaluate, "--workdir=run", "--text=one.txt") == 0
+    record = tmp_path / "run" / "evaluation_own_text_one_txt_validation.json"
+    figures = json.loads(record.read_text())
+    assert figures["scored_tokens"] == figures["tokens"]  # the first one, too
+
+
 def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch):
     flags = [f"--gin_file={config}", "--text=texts", "--splits=validation"]
     assert command(monkeypatch, prepare, *flags, '--gin.Corpus.store="elsewhere"') == 0
