@@ -82,7 +82,10 @@ class MixedStore:
         self.manifest = dict(stores[0].manifest)
         for key, value in self.manifest.items():
             if type(value) is int and key != "format":
-                self.manifest[key] = sum(store.manifest[key] for store in stores)
+                counts = [store.manifest[key] for store in stores]
+                # Ids without a text have 0 bytes, and bits per byte are of the whole text.
+                is_known = all(counts) or key == "unknown"
+                self.manifest[key] = sum(counts) if is_known else 0
         self.manifest["content"] = joint_hash(store.manifest["content"] for store in stores)
         counts = [store.num_documents for store in stores]
         self.bases = [0, *np.cumsum(counts).tolist()][:-1]

@@ -82,6 +82,15 @@ def test_a_mixture_has_the_documents_of_its_stores(mixed):
     assert store.manifest["documents"] == store.num_documents == len(store.titles())
 
 
+def test_a_mixture_of_texts_and_ids_knows_no_bytes_of_its_text(mixed, monkeypatch):
+    stores = mixed().stores
+    monkeypatch.setitem(stores[0].manifest, "bytes", 10)
+    assert MixedStore(stores, [1, 1, 1]).manifest["bytes"] == 0
+    for store in stores:
+        monkeypatch.setitem(store.manifest, "bytes", 10)
+    assert MixedStore(stores, [1, 1, 1]).manifest["bytes"] == 30
+
+
 def test_mixtures_that_differ_in_any_store_cannot_be_compared(mixed):
     stores = mixed().stores
     two, other, again = (
