@@ -107,6 +107,8 @@ class RowSource(FileSource):
 
     def _text(self, row: dict, file: str, number: int) -> str:
         text = row.get(self.text_key)
+        if text is None and self.text_key in row:  # null
+            return ""
         if not isinstance(text, str):
             what = "no" if text is None else f"a {type(text).__name__} at"
             raise ValueError(

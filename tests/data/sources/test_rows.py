@@ -134,7 +134,7 @@ def test_files_of_another_storage_are_read_alike(tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        *('{"other": "x"}', '{"text": 3}', '["x"]', '{"text": ', '{"text": ""}'),
+        *('{"other": "x"}', '{"text": 3}', '["x"]', '{"text": ', '{"text": ""}', '{"text": null}'),
         pytest.param('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", id="deep"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_row_without_a_text_is_named(tmp_path, bad):
 
 
 def test_empty_texts_are_skipped_on_demand(tmp_path):
-    texts = ["", "a", "", "", "b", "c", ""]
+    texts = ["", "a", None, "", "b", "c", None]
     (tmp_path / "a.jsonl").write_bytes(json_lines(texts))
     parquet.write_table(table(texts), tmp_path / "a.parquet", row_group_size=2)
     for source in (
