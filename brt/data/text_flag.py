@@ -5,7 +5,7 @@ import re
 
 from absl import flags
 
-from brt.data.sources.rows import JsonLines, Parquet
+from brt.data.sources.rows import JsonLines, Parquet, SavedDataset
 from brt.data.vocabularies.base import expanded
 from brt.storage.paths import as_path
 
@@ -39,7 +39,7 @@ def text_bindings(path: str, trains: bool = True) -> list[str]:
         f"Text.path = {path!r}",
         f'Corpus.store = "stores/{text_name(path)}"',
     ]
-    is_rows = path.endswith(JsonLines.suffixes + Parquet.suffixes)
+    is_rows = path.endswith(JsonLines.suffixes + Parquet.suffixes + SavedDataset.suffixes)
     if trains and not is_rows and as_path(expanded(path)).is_file():
         bindings.append('Trainer.stream = "contiguous"')  # one document for all batch elements
     return bindings

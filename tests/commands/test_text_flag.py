@@ -253,3 +253,9 @@ def test_one_plain_file_anywhere_is_read_by_all_elements(path, tmp_path, monkeyp
     with fsspec.open(path.replace("~", str(tmp_path)), "w") as file:
         file.write("a line of text\n")
     assert 'Trainer.stream = "contiguous"' in text_bindings(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json.gz", "parquet", "arrow"])
+def test_a_file_of_rows_is_read_by_documents(ending, tmp_path):
+    (tmp_path / f"rows.{ending}").write_text("rows")
+    assert not [line for line in text_bindings(f"{tmp_path}/rows.{ending}") if "stream" in line]
