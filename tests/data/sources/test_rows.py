@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brt.data.corpus import Corpus
-from brt.data.sources import files
+from brt.data.sources import files, rows
 from brt.data.sources.by_position import DEFAULT, SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, SavedDataset
 from brt.storage.file_parts import FileBytes
+from brt.storage.regular_files import open_regular
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -77,6 +78,18 @@ def test_many_rows_in_few_bytes_are_divided_too(tmp_path):
     assert path.stat().st_size < 90
     source = SplitByPosition(JsonLines(str(path)))
     assert [source.count(split) for split in ("train", "validation", "test")] == [81, 4, 5]
+
+
+def test_lines_of_a_file_are_counted_once(tmp_path, monkeypatch):
+    path, opened = tmp_path / "a.jsonl", []
+    path.write_bytes(json_lines(TEXTS))
+    monkeypatch.setattr(rows, "open_regular", lambda f: opened.append(f) or open_regular(f))
+    corpus = Corpus(str(tmp_path / "stores"), SplitByPosition(JsonLines(str(path))), "bytes")
+    for split in DEFAULT:
+        corpus.prepare(split, quiet=True, workers=1)
+    assert len(opened) == 1 + len(DEFAULT)  # counted, then read from the first row of each split
+    path.write_bytes(json_lines(TEXTS[:9]))
+    assert corpus.source.source.count("train") == 9
 
 
 def test_results_that_datasets_caches_in_a_folder_are_no_rows(tmp_path):
