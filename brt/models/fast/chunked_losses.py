@@ -19,16 +19,13 @@ import numpy as np
 from brt.models.axis_rules import constrain, device
 from brt.models.fast.block_loop import CastMatrix
 from brt.models.fast.data_shards import by_data_shard, model_parts
-from brt.models.fast.products import einsum, on_one_cpu
+from brt.models.fast.products import einsum
 from brt.models.ops import at_least_float32
 
 CHUNKS = {"cpu": 2**26, "gpu": 2**27, "tpu": 2**27}
 """Logits per chunk and device; 2^26 are 256 MiB in float32. Each chunk adds to the gradient of the
 whole matrix, so small chunks are slow: with 2^26 a step of a TPU v4 takes 0.17 M cycles more, by
 the compiler's estimate."""
-FEW = 16
-"""On one CPU, logits of tokens without a weight are left out if at most one of `FEW` tokens has a
-weight, as in tasks with a few answers."""
 
 
 class PartScores(NamedTuple):
@@ -112,33 +109,7 @@ def _weighted(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
 
 
 def _forward(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
-    compute = functools.partial(_value_and_gradients, embedding_MYD.value(), divisor, chunk)
-    if on_one_cpu() and x_BTD.shape[0] * x_BTD.shape[1] >= FEW:
-        compute = functools.partial(_of_few, compute)
-    sums, dx_BTD, dembedding_MYD = compute(x_BTD, targets_BT, weights_BT)
-    return sums, (dx_BTD, embedding_MYD, dembedding_MYD)
-
-
-def _of_few(compute, x_BTD, targets_BT, weights_BT):
-    """Returns `compute` of the tokens that have a weight, if one in `FEW` has."""
-    B, T, D = x_BTD.shape
-    few = B * T // FEW
-
-    def of_few():
-        chosen_C = jnp.argsort(weights_BT.reshape(-1) == 0)[:few]
-        x_CD, *tokens = (
-            x.reshape(B * T, *x.shape[2:])[chosen_C] for x in (x_BTD, targets_BT, weights_BT)
-        )
-        sums, dx_1CD, dembedding_MYD = compute(x_CD[None], *(x_C[None] for x_C in tokens))
-        dx_RD = jnp.zeros((B * T, D), dx_1CD.dtype).at[chosen_C].set(dx_1CD[0])
-        return sums, dx_RD.reshape(B, T, D), dembedding_MYD
-
-    is_few = jnp.count_nonzero(weights_BT) <= few
-    return jax.lax.cond(is_few, of_few, lambda: compute(x_BTD, targets_BT, weights_BT))
-
-
-def _value_and_gradients(narrow_MYD, divisor, chunk, x_BTD, targets_BT, weights_BT):
-    """Returns the sums of `weighted_losses`, and their gradients, (B, T, D) and (M, Y, D)."""
+    narrow_MYD = embedding_MYD.value()
     inputs: tuple[Any, ...] = (x_BTD, targets_BT, weights_BT)
     scored = None
     if len(narrow_MYD) > 1:
@@ -164,7 +135,7 @@ def _value_and_gradients(narrow_MYD, divisor, chunk, x_BTD, targets_BT, weights_
     chunks = narrow_MYD.shape[1], chunk
     dembedding_MYD, (found, dx_BTMD) = _in_chunks(gradients, zeros_MYD, inputs, *chunks)
     dx_BTD = jnp.sum(at_least_float32(dx_BTMD), axis=2).astype(x_BTD.dtype)
-    return _sums(scored or found, weights_BT), dx_BTD, dembedding_MYD
+    return _sums(scored or found, weights_BT), (dx_BTD, embedding_MYD, dembedding_MYD)
 
 
 def _backward(divisor, chunk, gradients, cotangents):

@@ -60,26 +60,6 @@ def test_weighted_losses_and_their_gradients(chunk, parts, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
-# Of 42 tokens 2 are few.
-@pytest.mark.parametrize("number", [0, 1, 2, 3, K * B * T])
-def test_tokens_without_a_weight_change_nothing(number):
-    with jax.enable_x64(True):
-        segments = [drawn(seed) for seed in range(K)]
-        x_KBTD, _, targets_KBT = (np.stack(arrays) for arrays in zip(*segments, strict=True))
-        rng = np.random.default_rng(number)
-        weights = np.where(np.arange(K * B * T) < number, rng.normal(size=K * B * T), 0)
-        tokens = targets_KBT, rng.permutation(weights).reshape(K, B, T)
-
-        def chunked(*inputs):
-            return chunked_losses.weighted_losses(*inputs, DIVISOR, 2 * V)
-
-        found = total(chunked, *tokens)(x_KBTD, segments[0][1])
-        expected = total(plain_sums, *tokens)(x_KBTD, segments[0][1])
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert a.shape == b.shape and a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 3 * B * V, B * T * V], ids=str)
 def test_losses_of_each_token(chunk, parts, monkeypatch):
