@@ -130,11 +130,11 @@ def plain_attend_to_states(
     return ops.attention(queries_of(heads, q_BGWHK), k_BGSHK, v_BGSHK, scale, None, keep)
 
 
-def tables_drawn_by_tpu(bias_HW, key, rate):
+def tables_drawn_by_tpu(bias_HW, key, rate, table=ops.window_table):
     """`ops.window_tables` with the factors that the TPU kernel draws."""
     keep = kernel_forms.window_tables(bias_HW, key, rate).keep_HWJ
     keep_HWJ = keep and window_drawn_by_tpu(keep, bias_HW.shape[1])
-    return ops.WindowTables(ops.window_table(bias_HW), keep_HWJ)
+    return ops.WindowTables(table(bias_HW), keep_HWJ)
 
 
 def dropout_drawn_by_tpu(key, rate, sizes, dtype):

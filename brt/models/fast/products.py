@@ -30,18 +30,13 @@ def einsum(equation: str, *operands: jax.Array, **options: Any) -> jax.Array:
     sizes = {name: size for term, x in zip(terms, operands) for name, size in zip(term, x.shape)}
     shape = [sizes[name] for name in result]
     terms = ["".join(name for name in term if sizes[name] != 1) for term in terms]
-    while pair := _neighbours(terms):
-        terms = [term.replace(pair, pair[0]) for term in terms]
-        sizes[pair[0]] *= sizes[pair[1]]
+    for a, b in [pair for term in terms for pair in pairwise(term)]:
+        if all(a + b in term or not {a, b} & {*term} for term in terms):
+            terms = [term.replace(a + b, b) for term in terms]
+            sizes[b] *= sizes[a]
     joined = (x.reshape([sizes[name] for name in term]) for term, x in zip(terms, operands))
     equation = f"{','.join(terms[:-1])}->{terms[-1]}"
     return jnp.einsum(equation, *joined, **options).reshape(shape)
-
-
-def _neighbours(terms: list[str]) -> str:
-    """Returns the names of two axes that are neighbours in every term that has either, or ''."""
-    pairs = (a + b for term in terms for a, b in pairwise(term))
-    return next((p for p in pairs if all(p in t or not set(p) & set(t) for t in terms)), "")
 
 
 def matmul(x_BTD: jax.Array, matrix_DA: jax.Array) -> jax.Array:
