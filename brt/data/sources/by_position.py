@@ -87,8 +87,8 @@ class SplitByPosition(FileSource):
                 "larger ones."
             )
         data = document.data
-        part = data.part(start, end) if isinstance(data, FileBytes) else data[start:end]
-        return document._replace(data=part)
+        piece = data.part(start, end) if isinstance(data, FileBytes) else data[start:end]
+        return document._replace(data=piece)
 
     def files(self, part: Piece) -> list[str]:
         return self.source.files(part.part)
