@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
 from numpy.testing import assert_allclose
 
 from brt.models import ops
+from brt.models.block_recurrent.layer import Layer
 from brt.models.fast import attention
-from brt.models.fast.products import JoinedMatrix, einsum
+from brt.models.fast.products import einsum
+from brt.models.sizes import Sizes
 
 EQUATIONS = [
     "BTD,DF->BTF",  # rows
@@ -51,15 +55,33 @@ def test_joined_axes_change_no_product(equation, sizes):
         assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_are_one_axis_in_the_gradient_of_a_matrix():
-    def loss(matrix, x_BTD):
-        return jnp.sum(matrix("BTD,DF->BTF", x_BTD) ** 2)
+def equations_of(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations_of(inner)
 
-    matrix = JoinedMatrix(jnp.ones((8, 16)), jnp.float32)
-    program = jax.make_jaxpr(jax.grad(loss))(matrix, jnp.ones((3, 4, 8), jnp.float32))
-    products = [eqn for eqn in program.eqns if eqn.primitive.name == "dot_general"]
-    assert len(products) == 2
-    assert all(len(x.aval.shape) == 2 for product in products for x in product.invars)
+
+@pytest.mark.parametrize("dropout", ["weights", "keys"])
+def test_a_layer_joins_its_rows_and_stores_its_table(dropout):
+    layer = Layer(nnx.Rngs(0), Sizes(8, 2, 4, 16, attention_dropout=dropout), window=4)
+    graph, params = nnx.split(layer)
+
+    def loss(params, x_BTD):
+        layer = nnx.merge(graph, params)
+        y_BTD, _, _ = layer(x_BTD, layer.init_cache(3, x_BTD.dtype))
+        return jnp.sum(y_BTD**2)
+
+    traced = jax.make_jaxpr(jax.grad(loss))(params, jnp.ones((3, 8, 8), jnp.float32))
+    equations = [*equations_of(traced.jaxpr)]
+    products = [eqn for eqn in equations if eqn.primitive.name == "dot_general"]
+    of_matrices = [eqn for eqn in products if not eqn.params["dimension_numbers"][1][0]]
+    assert len(of_matrices) == 3 * 6  # the results, and the gradients of rows and of matrices
+    assert all(len(x.aval.shape) == 2 for eqn in of_matrices for x in eqn.invars)
+    tables = [
+        x.aval.shape for eqn in equations if eqn.primitive.name == "scan" for x in eqn.outvars
+    ]
+    assert (2, 4, 8) in tables  # heads, queries and keys
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 32])
