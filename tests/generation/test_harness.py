@@ -102,8 +102,8 @@ def test_texts_are_continued_up_to_their_stop_sequence(lm):
     for (context, each), written in zip((r.args for r in requests), found, strict=True):
         expected = greedy(lm, context, each["max_gen_toks"])
         assert written == (expected.split(stop)[0] if "until" in each else expected)
-    for temperature in ({}, {"temperature": 5.0}):  # 1 if none is given
-        drawn = {"max_gen_toks": 20, "do_sample": True} | temperature
+    for given in ({}, {"temperature": 5.0}, {"top_k": 0}):  # a temperature of 1, and all tokens
+        drawn = {"max_gen_toks": 20, "do_sample": True} | given
         assert lm.generate_until([Instance((CONTEXTS[3], drawn))]) != [greedy(lm, CONTEXTS[3], 20)]
 
 

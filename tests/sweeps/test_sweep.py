@@ -83,7 +83,7 @@ def run_script(monkeypatch, command, *arguments):
 
 def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--sweep={file}", *TINY, "--seeds=0,3"]
+    flags = [f"--sweep={file}", *TINY, "--seeds=0,3,0"]
     monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow, 18 times
 
     def go(name, calls, kill_at=None):

@@ -112,7 +112,7 @@ class FirstTokens(Transformed):
     many tokens.
 
     Args:
-        source: the inner source.
+        source: the inner source; labels are kept, answers with places in the document refused.
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
@@ -129,13 +129,18 @@ class FirstTokens(Transformed):
             tokens = encode(data, title)
         if len(tokens) <= first:
             return document._replace(tokens=tokens)
+        if {"length", "spans"} & (document.annotation or {}).keys():
+            raise ValueError(
+                f"{title or 'A document'} has answers at places of its text, which "
+                f"FirstTokens.first = {first} would cut: bind a length of its source instead."
+            )
         end = bisect_left(
             range(len(data)),
             first,
             key=lambda end: len(encode(data[: _character_start(data, end)], title)),
         )
         weights = None if document.weights is None else document.weights[:first]
-        return Document(title, data[:end], tokens[:first], weights)
+        return document._replace(data=data[:end], tokens=tokens[:first], weights=weights)
 
     def description(self, split: str) -> dict:
         return {**self.source.description(split), "first_tokens": self.first.get(split)}

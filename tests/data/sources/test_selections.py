@@ -59,6 +59,23 @@ def test_the_first_tokens_are_those_of_the_whole_document(books):
         same(parallel(source, split), list(source.documents(split)))
 
 
+class Annotated(Texts):
+    def documents(self, split):
+        return (d._replace(annotation=self.annotation) for d in super().documents(split))
+
+
+def test_a_shortened_text_keeps_its_label_and_refuses_places():
+    texts = Annotated(test=[b"a b c d"])
+    first = FirstTokens(texts, Words(), {"test": 2})
+    texts.annotation = {"id": "1", "label": 1, "classes": 3}
+    (document,) = first.documents("test")
+    assert (document.annotation, len(document.tokens)) == (texts.annotation, 2)
+    for places in ({"spans": [(1, 2)]}, {"length": 4, "answers": [(2, 3, 1)]}):
+        texts.annotation = places
+        with pytest.raises(ValueError, match=r"FirstTokens\.first = 2"):
+            list(first.documents("test"))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=40), st.integers(1, 20))
 def test_the_text_of_the_first_tokens_is_the_shortest(text, first):
