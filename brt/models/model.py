@@ -16,7 +16,40 @@ Outputs = TypeVar("Outputs")
 Metrics = dict[str, jax.Array]
 
 
-class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
+class Predictions(Generic[Outputs]):
+    """Logits and losses of a model's outputs."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        # A base's losses would not use the logits, or token losses, that a subclass overrides.
+        if "logits" in vars(cls) and "token_losses" not in vars(cls):
+            cls.token_losses = Predictions.token_losses  # type: ignore[method-assign]
+        if "token_losses" in vars(cls) and "weighted_losses" not in vars(cls):
+            cls.weighted_losses = Predictions.weighted_losses  # type: ignore[method-assign]
+
+    def logits(self, x_BTD: Outputs) -> jax.Array:
+        """Maps (..., D) outputs to (..., V) logits or log-probabilities, at least float32."""
+        raise NotImplementedError
+
+    def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
+        return token_losses(self.logits(x_BTD), targets_BT)
+
+    def weighted_losses(
+        self, x_KBTD: Outputs, targets_KBT: jax.Array, weights_KBT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns sums over K segments of weight times `token_losses`: nats, and correct tokens."""
+
+        def sums(segment):
+            x_BTD, targets_BT, weights_BT = segment
+            nats_BT, correct_BT = self.token_losses(x_BTD, targets_BT)
+            return (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
+
+        nats_K, correct_K = jax.lax.map(sums, (x_KBTD, targets_KBT, weights_KBT))
+        return nats_K.sum(), correct_K.sum()
+
+
+class Model(CheckedMethods, ModelDescription, Predictions[Outputs], Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
     It holds parameters only. Its memory between segments is a tuple of named tuples that is passed
@@ -32,14 +65,6 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     vocabulary_size: int
     dropout: float
     dtype: np.dtype
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        # A base's losses would not use the logits, or token losses, that a subclass overrides.
-        if "logits" in vars(cls) and "token_losses" not in vars(cls):
-            cls.token_losses = Model.token_losses  # type: ignore[method-assign]
-        if "token_losses" in vars(cls) and "weighted_losses" not in vars(cls):
-            cls.weighted_losses = Model.weighted_losses  # type: ignore[method-assign]
 
     def for_segments(self, length: int) -> Self:
         """Returns the model, with the same parameters, for segments of `length` tokens."""
@@ -66,27 +91,6 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
             training loss.
         """
         raise NotImplementedError
-
-    def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Maps (..., D) outputs to (..., V) logits or log-probabilities, at least float32."""
-        raise NotImplementedError
-
-    def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
-        return token_losses(self.logits(x_BTD), targets_BT)
-
-    def weighted_losses(
-        self, x_KBTD: Outputs, targets_KBT: jax.Array, weights_KBT: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns sums over K segments of weight times `token_losses`: nats, and correct tokens."""
-
-        def sums(segment):
-            x_BTD, targets_BT, weights_BT = segment
-            nats_BT, correct_BT = self.token_losses(x_BTD, targets_BT)
-            return (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
-
-        nats_K, correct_K = jax.lax.map(sums, (x_KBTD, targets_KBT, weights_KBT))
-        return nats_K.sum(), correct_K.sum()
 
     def __call__(
         self, tokens_BT: jax.Array, caches: tuple, key: jax.Array | None = None

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import jax
 from flax import nnx
 
 from brt.models.body import Body
-from brt.models.fast.chunked_losses import chunked_losses, weighted_losses
 from brt.models.wrapper import LanguageModelWrapper
 from brt.pretrained.decoders.decoder import Decoder
 
@@ -29,14 +27,6 @@ class DecoderModel(LanguageModelWrapper, Body):
             )
         self.wrap(decoder)
         self.width = decoder.width
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return chunked_losses(x_BTD, self.body.head[...], targets_BT)
-
-    def weighted_losses(
-        self, x_KBTD: jax.Array, targets_KBT: jax.Array, weights_KBT: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        return weighted_losses(x_KBTD, self.body.head[...], targets_KBT, weights_KBT)
 
     def flops_per_token(self) -> float:
         return 2.0 * self.body.head.size + self.flops_per_position()

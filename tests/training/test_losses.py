@@ -84,14 +84,16 @@ def test_a_model_with_losses_of_its_own_is_trained_with_them():
     np.testing.assert_allclose(found, (0.9 * nats + 0.1 * weights_KBT.sum(), correct), rtol=1e-5)
 
 
-def test_a_model_with_logits_of_its_own_is_trained_with_them():
-    model = random_model("slide")
+@pytest.mark.parametrize("name", ["slide", "llama_slide"])
+def test_a_model_with_logits_of_its_own_is_trained_with_them(name):
+    model = random_model(name)
+    owner = model.body if name == "llama_slide" else model
 
-    class Capped(type(model)):
+    class Capped(type(owner)):
         def logits(self, x_BTD):
             return 2 * jnp.tanh(super().logits(x_BTD) / 2)
 
-    model.__class__ = Capped
+    owner.__class__ = Capped
     x_BTD = np.random.default_rng(0).normal(size=(3, 4, model.width)).astype(np.float32)
     targets_BT, weights_BT = jnp.ones((3, 4), jnp.int32), jnp.ones((3, 4))
     nats_BT, _ = token_losses(model.logits(x_BTD), targets_BT)

@@ -14,12 +14,19 @@ from brt.token_ids import BEGIN
 
 
 class TiedEmbedding(nnx.Module):
-    """The base of models whose logits are products with the embedding matrix, over a divisor."""
+    """The base of models whose logits are products with a matrix, over a divisor.
+
+    head: the matrix, (V, D): the embedding, unless a subclass has another.
+    """
 
     embedding_VD: nnx.Param
     begin_D: nnx.Param
-    logits_divisor: float
+    logits_divisor: float = 1.0
     dtype: np.dtype
+
+    @property
+    def head(self) -> nnx.Param:
+        return self.embedding_VD
 
     def add_embedding(self, rngs: nnx.Rngs, rows: int, width: int, divisor: float) -> None:
         self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
@@ -30,16 +37,16 @@ class TiedEmbedding(nnx.Module):
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return tied_logits(x_BTD, self.embedding_VD[...], self.logits_divisor)
+        return tied_logits(x_BTD, self.head[...], self.logits_divisor)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
+        return chunked_losses(x_BTD, self.head[...], targets_BT, self.logits_divisor)
 
     def weighted_losses(
         self, x_KBTD: jax.Array, targets_KBT: jax.Array, weights_KBT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        tokens = targets_KBT, weights_KBT
-        return weighted_losses(x_KBTD, self.embedding_VD[...], *tokens, self.logits_divisor)
+        head_VD, divisor = self.head[...], self.logits_divisor
+        return weighted_losses(x_KBTD, head_VD, targets_KBT, weights_KBT, divisor)
 
 
 def embedded(

@@ -10,9 +10,10 @@ from flax import nnx
 
 from brt.models.axis_rules import constrain, vectors
 from brt.models.layers.dropout import independent_dropout, split_key
-from brt.models.layers.embedding import tied_logits
+from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
+from brt.models.model import Predictions
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import (
     NOTHING,
@@ -70,7 +71,7 @@ def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
     return bool((folder.read(head) == folder.read(embedding)).all())
 
 
-class Decoder(PretrainedBackbone):
+class Decoder(PretrainedBackbone, TiedEmbedding, Predictions):
     """A backbone in which a position sees those before it.
 
     layer_type: builds a layer from rngs, settings and the layer's number, from 1.
@@ -86,7 +87,6 @@ class Decoder(PretrainedBackbone):
     ignored: ClassVar[tuple[str, ...]]
     old_endings: ClassVar[tuple[tuple[str, str], ...]] = ()
     num_positions: int
-    embedding_VD: nnx.Param
     head_VD: nnx.Param
     final_norm: Callable[[jax.Array], jax.Array]
 
@@ -124,9 +124,6 @@ class Decoder(PretrainedBackbone):
     @property
     def head(self) -> nnx.Param:
         return self.embedding_VD if self.settings.tied else self.head_VD
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return tied_logits(x_BTD, self.head[...], 1.0)
 
     def read(
         self,
