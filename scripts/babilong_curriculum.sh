@@ -6,10 +6,11 @@ set -euo pipefail
 model=$1 run=$2
 shift 2
 task=${TASK:-qa1} steps=${STEPS:-2000} stage=0 lengths=""
+store=stores/babilong_$task
 for length in ${LENGTHS:-512 1024 2048 4096}; do
-    stage=$((stage + 1)) lengths="$lengths$length, "
+    stage=$((stage + 1)) lengths="$lengths$length, " store=${store}_$length
     python -m brt.train --gin_file="$model" --gin_file=configs/tasks/babilong.gin --workdir="$run" \
         --gin.BabiLong.task="'$task'" --gin.BabiLong.lengths="($lengths)" \
-        --gin.Corpus.store="'stores/babilong_${task}_$length'" \
+        --gin.Corpus.store="'$store'" \
         --gin.Trainer.steps=$((steps * stage)) --allow_changes "$@"
 done

@@ -272,8 +272,9 @@ def soak(name: str, system: str, arguments: argparse.Namespace) -> bool:
             print(f"{wrong} stops ended with a status of their own")
         same = compare(folder) and not wrong
         if not same and arguments.keep:
-            shutil.copytree(folder, Path(arguments.keep) / name, dirs_exist_ok=True)
-            print(f"Both runs are left in {arguments.keep}/{name}")
+            kept = Path(arguments.keep) / name.replace("/", "_")
+            shutil.copytree(folder, kept, dirs_exist_ok=True)
+            print(f"Both runs are left in {kept}")
         return same
 
 

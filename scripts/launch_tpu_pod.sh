@@ -191,7 +191,9 @@ else # of one device
 fi
 run "${PYTHON:-.venv/bin/python}" -m brt.train --dry_run "${asked[@]}" | tee "$folder/settings"
 run git archive --output="$archive" HEAD
-git ls-files --modified --others --exclude-standard >"$folder/sent"
+# Unquoted, so that names of other characters are files, too.
+git -c core.quotePath=off diff --name-only --relative HEAD >"$folder/sent"
+git -c core.quotePath=off ls-files --others --exclude-standard >>"$folder/sent"
 while read -r path; do
     path=${path#"$PWD"/}
     case $path in

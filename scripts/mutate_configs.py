@@ -173,16 +173,20 @@ def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
             if position_of(entry.settings)[1] != original_positions(sweep)[number]:
                 problems = ["it stands for another row or point"]
     except (ValueError, TypeError, SweepError, OSError) as error:
-        return f"refused: {str(error).splitlines()[0]}"
+        return f"refused: {str(error).partition(chr(10))[0]}"
     return f"differs: {problems[0]}" if problems else None
 
 
 def campaign(chosen: Sequence[Change]) -> list[tuple[Change, str | None]]:
     """Judges every change; returns (change, sentence or None) pairs."""
     results, progress = [], Progress("changing configs", len(chosen))
+    for sweep in SWEEPS:
+        original_positions(sweep)  # while the working directory has the original files
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(ROOT / "configs", folder / "configs")
+        for part in (folder / "configs").iterdir():  # rows of sweeps name files without configs/
+            (folder / part.name).symlink_to(part)
         os.chdir(folder)  # includes are looked up from here
         for number, change in enumerate(chosen, 1):
             path, text = folder / "configs" / change.file, text_of(change.file)

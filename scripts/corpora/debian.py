@@ -116,9 +116,14 @@ def documents(root: Path) -> Iterator[tuple[str, list[Path]]]:
 
 
 def build(row: dict[str, str], archive: Path, output: Path) -> dict[str, str]:
-    """Writes a package's documents to OUTPUT/SPLIT/PACKAGE~FOLDER.txt; returns what they are."""
+    """Writes a package's documents to OUTPUT/SPLIT/PACKAGE~FOLDER.txt; returns what they are.
+
+    Documents of another version of the package are removed.
+    """
     folder = output / row["split"]
     folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / f"{row['package']}.txt", *folder.glob(f"{row['package']}~*.txt")):
+        old.unlink(missing_ok=True)
     digest, size, count = hashlib.sha256(), 0, 0
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         root = Path(scratch, row["package"])

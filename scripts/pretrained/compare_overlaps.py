@@ -29,13 +29,9 @@ from brt.training.sharding import make_mesh
 PERPLEXITY = "word_level_perplexity"
 
 
-def one_device() -> jax.sharding.Mesh:
-    return make_mesh(devices=jax.devices()[:1])
-
-
 def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:
     experiment, params, step = load_run(str(workdir), bindings)
-    mesh = one_device()
+    mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         experiment.trainer.corpus.prepare(experiment.evaluation.split)
         store = experiment.open_store(experiment.evaluation.split)
@@ -48,8 +44,8 @@ def overlaps_of(workdir: Path, overlaps: Sequence[int]) -> tuple[int, dict[int, 
     experiment, _, step = load_run(str(workdir))
     model = experiment.model
     if not isinstance(model, PretrainedLanguageModel) or model.memories:
-        return step, {0: []}
-    length = experiment.trainer.segment_length
+        return step, {getattr(model, "overlap", 0): []}
+    length = experiment.trainer.segment_length + model.overlap  # of a window
     return step, {
         overlap: [
             f"PretrainedLanguageModel.overlap = {overlap}",
@@ -72,7 +68,7 @@ def figures_of(workdir: Path, overlaps: Sequence[int], split: str) -> dict[str, 
             found[str(overlap)] = evaluate(workdir, [*bindings, f'Evaluation.split = "{split}"'])
             replace_json(workdir, name, found)
             print(f"{workdir.name}, overlap {overlap}: {found[str(overlap)]['loss']:.4f} nats")
-    return found
+    return {str(overlap): found[str(overlap)] for overlap in bound}
 
 
 def spread(values: Sequence[float]) -> str:

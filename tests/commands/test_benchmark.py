@@ -14,6 +14,7 @@ from tiny_run import PLAIN, command, one_device, write_config
 
 from brt import benchmark
 from brt.benchmarks.timing import steps
+from brt.experiment import Configuration
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables
@@ -110,6 +111,18 @@ def test_others_are_relative_to_the_named_baseline(measured):
     assert content["baseline"] == "rec"
     ratios = {row["name"]: row["ratio"] for row in content["configs"]}
     assert ratios == {"slide": 0.8, "rec": 1.0}
+
+
+def test_a_step_divided_over_time_is_timed_as_such(tmp_path):
+    ring = (
+        "Trainer.devices_over_time = 2",
+        "Trainer.segments_per_step = 2",
+        "Trainer.tokens_per_step = 128",
+    )
+    file = write_config(tmp_path, *PLAIN, *ring, "BlockRecurrentTransformer.dropout = 0.0")
+    candidate = steps.build(Configuration([file]))
+    assert candidate.batch.inputs_KBT.sharding.mesh.shape["sequence"] == 2
+    assert "collective-permute" in candidate.step.as_text()
 
 
 def test_paper_sizes_with_the_paper_baseline_need_no_note(tmp_path):

@@ -66,6 +66,9 @@ def test_a_run_that_was_trained_further_is_evaluated_again(script, tmp_path, mon
         figures = {"loss": loss, "step": step}
         monkeypatch.setattr(compare, "evaluate", lambda *_, figures=figures: figures)
         assert compare.figures_of(tmp_path, [0], "test")["0"]["loss"] == loss
+    monkeypatch.setattr(compare, "overlaps_of", lambda *_: (6, {2: []}))  # 0 is of another step
+    monkeypatch.setattr(compare, "evaluate", lambda *_: {"loss": 2.0, "step": 6})
+    assert compare.figures_of(tmp_path, [2], "test").keys() == {"2"}
 
 
 def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):

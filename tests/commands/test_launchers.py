@@ -294,12 +294,16 @@ def test_hosts_get_the_commit_and_what_is_not_in_it(stand_in, tmp_path, monkeypa
     names = {"configs/mine.gin", "scripts/malloc.sh"}
     assert names <= set(sent(tmp_path)) and "vocabularies/t5.model" not in sent(tmp_path)
     monkeypatch.setenv("SETTINGS", SETTINGS)
-    (tmp_path / "checkout/configs/mine.gin").write_text("changed")
-    (tmp_path / "checkout/configs/new.gin").write_text("new")
+    checkout = tmp_path / "checkout"
+    (checkout / "configs/mine.gin").write_text("changed")
+    (checkout / "configs/new.gin").write_text("new")
+    (checkout / "configs/m\u00f6n.gin").write_text("staged")
+    subprocess.run(["git", "add", "configs"], cwd=checkout, check=True)
     done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0])
     assert done.returncode == 0, done.stderr
     found = sent(tmp_path)
     assert found["configs/mine.gin"] == b"changed" and found["configs/new.gin"] == b"new"
+    assert found["configs/m\u00f6n.gin"] == b"staged"
     assert found["vocabularies/t5.model"] == found["text/train/a.txt"] == b"committed"
     assert "stores/a/tokens" not in found
     for name in ("mine.gin", "new.gin", "t5.model", "text/train"):

@@ -17,6 +17,7 @@ from brt.experiment import Configuration
 from brt.host.progress import Progress
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
+from brt.training.over_time.mesh import divided
 from brt.training.records.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
@@ -33,7 +34,8 @@ class Candidate(NamedTuple):
 
 def build(configuration: Configuration) -> Candidate:
     experiment = configuration.experiment()
-    mesh = make_mesh(experiment.trainer.mesh)
+    trainer = experiment.trainer
+    mesh = divided(trainer, experiment.model, make_mesh(trainer.mesh))
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
         state = experiment.jit_init(mesh)()
@@ -50,10 +52,10 @@ def build(configuration: Configuration) -> Candidate:
         "compile_seconds": seconds,
         "peak_bytes": compiled_bytes(step),
         "flops_per_token": 3 * experiment.model.flops_per_token(),
-        "tokens_per_step": experiment.trainer.tokens_per_step,
-        "rows": experiment.trainer.rows,
-        "segment_length": experiment.trainer.segment_length,
-        "segments_per_step": experiment.trainer.segments_per_step,
+        "tokens_per_step": trainer.tokens_per_step,
+        "rows": trainer.rows,
+        "segment_length": trainer.segment_length,
+        "segments_per_step": trainer.segments_per_step,
     }
     return Candidate(stem(configuration.files[0]), step, state, batch, facts)
 

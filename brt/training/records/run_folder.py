@@ -220,8 +220,8 @@ class RunFolder:
 def check_run_folder(path: str | os.PathLike) -> None:
     """Refuses links that lead out of a run folder.
 
-    Checkpoints and metrics may be those of the run next to it, as scripts/ladder.py links them
-    where one model is evaluated with several settings.
+    Checkpoints and metrics may be those of the run next to it, as `brt.sweep` links them where one
+    model is evaluated with several settings.
     """
     check_links(as_path(path), siblings=(CHECKPOINTS, METRICS))
 

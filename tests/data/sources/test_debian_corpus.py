@@ -51,6 +51,8 @@ def row(monkeypatch):
 def test_documents_are_the_largest_folders_that_fit(row, tmp_path, inside):
     archive = tmp_path / "package.orig.tar.xz"
     archive.write_bytes(packed({"source.tar.xz": packed(FILES)}) if inside else packed(FILES))
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "package~old.txt").write_text("of another version")
     built = debian.build(row, archive, tmp_path / "out")
 
     def joined(*names):

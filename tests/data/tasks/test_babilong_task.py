@@ -226,5 +226,7 @@ def test_the_curriculum_adds_one_length_at_each_stage(tmp_path):
     first, second = run(*line, **settings, PATH=f"{tmp_path}:{os.environ['PATH']}").splitlines()
     assert "Trainer.steps=30 " in first and "Trainer.steps=60 " in second
     assert "lengths=(512, )" in first and "lengths=(512, 1024, )" in second
+    assert "store='stores/babilong_qa2_512'" in first
+    assert "store='stores/babilong_qa2_512_1024'" in second
     for stage in (first, second):
         assert "task='qa2'" in stage and "--workdir=run" in stage and stage.endswith("--seed=3")
