@@ -19,6 +19,8 @@ from brt.model_folder import GIN, load_run, write_model
 
 
 def main() -> None:
+    if len(sys.argv) != 4 or not Path(sys.argv[2]).is_file():
+        sys.exit(__doc__)
     run, config, output = sys.argv[1:]
     _, params, step = load_run(run)
     experiment = Configuration([config]).experiment()
