@@ -39,7 +39,7 @@ def layerwise_of(model: Model, binding: str = "Evaluation.segments_together") ->
     if layerwise is None:
         raise ValueError(
             f"{type(model).__name__} cannot run several segments at once with these settings "
-            f"(docs/evaluation.md lists the models that can): bind {binding} = 1."
+            f"(docs/evaluation.md lists those that cannot): bind {binding} = 1."
         )
     return layerwise
 
