@@ -66,6 +66,12 @@ def nothing_compiled():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An empty folder that the tests of a module share."""
+    return tmp_path_factory.mktemp("module")
+
+
 @pytest.fixture(scope="session")
 def store_of(tmp_path_factory):
     """Makes a small store of documents with the given lengths, or gives the one made before."""

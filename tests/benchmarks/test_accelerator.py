@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from accelerator import agreement, measure
 from accelerator.systems import BASELINE, FIRST, systems
+from apart import run
 from paths import ROOT
 from tiny_run import quick_environment
 
@@ -24,13 +24,10 @@ NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"
 @pytest.mark.slow
 def test_the_script_writes_one_json_and_one_table(tmp_path):
     file = tmp_path / "found.json"
-    line = ["bash", str(ROOT / "scripts" / "measure_accelerator.sh"), f"--figures={file}"]
+    script = "bash", ROOT / "scripts" / "measure_accelerator.sh", f"--figures={file}"
     # A folder and an ending may stand around a name.
-    line.append(f"--systems=configs/{NAMES[1]}.gin,{NAMES[0]}")
-    done = subprocess.run(
-        line, env=quick_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    chosen = f"--systems=configs/{NAMES[1]}.gin,{NAMES[0]}"
+    printed = run(*script, chosen, **quick_environment())
     found = json.loads(file.read_text())
     assert list(found["steps"]) == list(NAMES)  # the baseline first
     for row in found["steps"].values():
@@ -42,7 +39,7 @@ def test_the_script_writes_one_json_and_one_table(tmp_path):
         assert found["agreement"][name]["agrees"], found["agreement"]
         assert found["agreement"][name]["decoding"] < 1e-4
     text = file.with_suffix(".md").read_text()
-    assert "these figures say nothing of one" in text and text in done.stdout
+    assert "these figures say nothing of one" in text and text in printed
     assert text.count("| agrees (loss ") == 2 and "Decoding with" in text
 
 

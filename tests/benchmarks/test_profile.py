@@ -6,13 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_run import (
-    assert_same_run,
-    build,
-    command,
-    train_here,
-    write_config,
-)
+from tiny_run import assert_same_run, build, command, train_here, write_config
 
 from brt import benchmark, train
 from brt.benchmarks import hlo, traces

@@ -36,8 +36,7 @@ def test_a_sum_over_an_axis_has_the_bytes_of_its_array(shape, of):
 
 
 @pytest.mark.parametrize(
-    ("kind", "share"),
-    [("all-reduce", 2 * 7 / 8), ("all-gather", 7 / 8), ("reduce-scatter", 7 / 8)],
+    ("kind", "share"), [("all-reduce", 2 * 7 / 8), ("all-gather", 7 / 8), ("reduce-scatter", 7 / 8)]
 )
 def test_a_device_sends_what_a_ring_of_eight_makes_it_send(kind, share):
     # In a ring an eighth of the array goes over each link in each of 7 steps, of a sum in 14.

@@ -4,17 +4,14 @@ import functools
 from collections import Counter
 
 import jax
-import optax
 import pytest
 from architectures import ARCHITECTURES, abstract
+from marking import slow
 from tiny_models import QUICK
 from tiny_run import one_device
 
 from brt.benchmarks import hlo, hlo_costs
-from brt.experiment import Experiment
 from brt.models.layers.embedding import TiedEmbedding
-from brt.training.optimization.schedules import constant_rate
-from brt.training.settings import Trainer
 
 EXPECTED = {
     "slide": {"attention", "feed_forward"},
@@ -39,11 +36,7 @@ VARIANTS = {
 """Those whose parts occur in others: checked with the slow tests."""
 
 every_kind = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=(pytest.mark.slow,) if name in VARIANTS else ())
-        for name in EXPECTED
-    ],
+    "name", [slow(name, when=name in VARIANTS) for name in EXPECTED]
 )
 
 SHARE = 0.08
@@ -63,17 +56,8 @@ def compiled_step(name, accumulation=1):
     """The program of a training step, with a segment of four blocks in two rows."""
     entry = ARCHITECTURES[name]
     sizes = dict(entry.divisible) | ({"remat": "layer"} if name == "slide" else {})
-    trainer = Trainer(
-        corpus=object(),
-        optimizer=optax.sgd,
-        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
-        steps=3,
-        segment_length=4 * entry.segment,
-        tokens_per_step=2 * 4 * entry.segment,
-        accumulation=accumulation,
-        model=lambda rngs: entry.build(rngs, **sizes, dropout=0.1),
-    )
-    experiment = Experiment(trainer)
+    settings = dict(segment_length=4 * entry.segment, accumulation=accumulation)
+    experiment = entry.experiment(2, sizes | {"dropout": 0.1}, **settings)
     mesh = one_device()
     with jax.set_mesh(mesh):
         lowered = jax.jit(experiment.train_step, donate_argnums=0).lower(

@@ -80,9 +80,7 @@ def of_v4(flops, bundles=None):
         temp_size_in_bytes=50,
     )
     compiled = SimpleNamespace(
-        memory_analysis=lambda: plan,
-        cost_analysis=lambda: {"flops": 5.0},
-        as_text=lambda: TEXT,
+        memory_analysis=lambda: plan, cost_analysis=lambda: {"flops": 5.0}, as_text=lambda: TEXT
     )
     return slices.step_figures(compiled, flops, topologies.find("v4-8"), bundles or {})
 

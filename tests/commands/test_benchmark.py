@@ -98,10 +98,7 @@ def test_ratios_are_to_the_first_config_and_fill_table_1(measured, capsys):
     found = {
         row[0]: cells["step time, measured"].values for row, cells in filled_cells(table).items()
     }
-    assert found == {
-        "Rec:fixed:skip": (1.25,),
-        "Memorizing Trans. 64k": (2.0,),
-    }
+    assert found == {"Rec:fixed:skip": (1.25,), "Memorizing Trans. 64k": (2.0,)}
     (note,) = table.notes()
     assert "relative to Slide:1L" in note
 

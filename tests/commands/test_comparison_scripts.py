@@ -22,7 +22,6 @@ LINES = (
     ),
     *bound("GPT2", vocabulary_size=260, num_layers=2, width=8, num_heads=2, num_positions=8),
 )
-OTHERS = ("BlockRecurrentTransformer", "RecurrentCell")
 POOLED = ("PretrainedLanguageModel.memories = (@PooledMemory,)", "PooledMemory.hidden = (5,)")
 
 
@@ -40,7 +39,7 @@ def test_without_memory_every_overlap_is_evaluated(script, tmp_path, capsys, mon
         folder = tmp_path / name
         folder.mkdir()
         seed = f"Trainer.seed = {name[-1]}"
-        tiny = build(write_config(folder, *LINES, *more, seed, without=OTHERS))
+        tiny = build(write_config(folder, *LINES, *more, seed))
         train_here(tiny, tmp_path / "runs" / name)
         runs.append(str(tmp_path / "runs" / name))
     assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
@@ -73,7 +72,7 @@ def test_a_run_that_was_trained_further_is_evaluated_again(script, tmp_path, mon
 
 def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):
     longer = "GPT2.num_positions = 16"
-    tiny = build(write_config(tmp_path, *LINES, *POOLED, longer, without=OTHERS))
+    tiny = build(write_config(tmp_path, *LINES, *POOLED, longer))
     train_here(tiny, tmp_path / "run")
     length = tiny.experiment.trainer.segment_length
 

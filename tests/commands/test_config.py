@@ -21,11 +21,6 @@ from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.run.checks import warn_of_warmup
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("config")
-
-
 def plain_config(folder, *lines, without=()):
     return write_config(folder, *PLAIN, *lines, without=without)
 
@@ -112,13 +107,9 @@ def test_evaluation_bindings_count_as_read_while_training(folder):
 
 def test_a_binding_that_only_scopes_read_counts_as_read(folder):
     lines = [
-        "Trainer.corpus = @Mixture()",
-        "Mixture.corpora = [@one/Corpus(), @two/Corpus()]",
-        "Mixture.weights = [1, 1]",
-        "one/Corpus.store = 'one'",
-        "two/Corpus.store = 'two'",
-        "DATA = 'texts'",
-        "TextFiles.path = %DATA",
+        *("Trainer.corpus = @Mixture()", "Mixture.corpora = [@one/Corpus(), @two/Corpus()]"),
+        *("Mixture.weights = [1, 1]", "one/Corpus.store = 'one'", "two/Corpus.store = 'two'"),
+        *("DATA = 'texts'", "TextFiles.path = %DATA"),
     ]
     path = plain_config(folder, *lines, without=("Corpus.store",))
     experiment = built(path)

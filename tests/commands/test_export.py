@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 from absl import flags
+from gin_settings import bound
 from safetensors.numpy import load_file
 from tiny_folders import GPT2, make_folder
 from tiny_run import build, command, one_device, records, write_config
@@ -16,25 +17,19 @@ from brt.pretrained.folder import HubFolder
 
 CONFIG = dict(GPT2, vocab_size=260, n_positions=24, bos_token_id=259, eos_token_id=259)
 LINES = (
-    "Trainer.model = @PretrainedLanguageModel",
-    "Trainer.segments_per_step = 2",
-    "Trainer.remat_segments = True",
-    "Trainer.eval_every = 6",
-    "PretrainedLanguageModel.memories = (@PooledMemory,)",
-    "PretrainedLanguageModel.overlap = 3",
-    "PooledMemory.hidden = (5,)",
+    *bound("Trainer", model="@PretrainedLanguageModel", segments_per_step=2, eval_every=6),
+    *("Trainer.remat_segments = True", "PretrainedLanguageModel.overlap = 3"),
+    *("PretrainedLanguageModel.memories = (@PooledMemory,)", "PooledMemory.hidden = (5,)"),
 )
-OTHER_MODELS = ("BlockRecurrentTransformer", "RecurrentCell")
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def places(folder):
     """A pretrained folder, a config that reads it, and a run of six steps."""
-    folder = tmp_path_factory.mktemp("export")
     make_folder(folder / "pretrained", CONFIG)
     (folder / "pretrained" / "merges.txt").write_text("#version: 0.2\n")
     lines = (*LINES, f'Pretrained.folder = "{folder}/pretrained"')
-    path = write_config(folder, *lines, without=OTHER_MODELS)
+    path = write_config(folder, *lines)
     with pytest.MonkeyPatch.context() as patch:
         arguments = f"--gin_file={path}", f"--workdir={folder}/run"
         build(path)

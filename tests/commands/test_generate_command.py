@@ -20,9 +20,8 @@ PROMPT = "the tea then"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(folder):
     """What generation needs of a run folder: a config and a checkpoint."""
-    folder = tmp_path_factory.mktemp("generate")
     tiny = build(write_config(folder))
     (folder / "run").mkdir()
     shutil.copy(tiny.path, folder / "run/config.gin")
@@ -120,10 +119,7 @@ def encode_little(self, text, title="the prompt", encode=Generator.encode):
         (["--load_memory=nothing"], "There is no memory file nothing"),
         (["--prompt_file=nothing.txt"], "Error: nothing.txt: No such file"),
         (["--gin_file=x.gin"], "--gin_file is not read"),
-        (
-            ["--gin.Corpus.vocabulary='characters:few'"],
-            "trained with the tokenizer bytes",
-        ),
+        (["--gin.Corpus.vocabulary='characters:few'"], "trained with the tokenizer bytes"),
         (["--load_memory=torn"], "torn is not a memory file, or only a part of one"),
         (["--score=empty"], "empty has no token to score"),
         (["--save_text=/nowhere/x", "--temperature=0"], "/nowhere/x: No such file"),

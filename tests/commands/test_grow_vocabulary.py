@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from grow_vocabulary import grown
+from marking import slow
 
 from brt.experiment import Configuration
 
@@ -25,8 +26,8 @@ def logits(built, params, tokens_BT):
     "model",
     [
         "configs/task_models/recall_gated_delta.gin",
-        pytest.param(f"{SWEEPS}/mqar_txl.gin", marks=pytest.mark.slow),
-        pytest.param(f"{SWEEPS}/mqar_melodi.gin", marks=pytest.mark.slow),
+        slow(f"{SWEEPS}/mqar_txl.gin"),
+        slow(f"{SWEEPS}/mqar_melodi.gin"),
     ],
 )
 def test_logits_of_the_old_symbols_stay(model):

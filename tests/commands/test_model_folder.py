@@ -23,9 +23,8 @@ from brt.model_folder import load_run, run_config, write_model
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(folder):
     """A run of the tiny model whose vocabulary is a file, and the folder exported from it."""
-    folder = tmp_path_factory.mktemp("model_folder")
     (folder / "words.txt").write_text("a\ne\nt\n<eos>\n<unk>\n")
     line = f'Corpus.vocabulary = "words:{folder}/words.txt"'
     path = write_config(folder, "Trainer.eval_every = 0", line)

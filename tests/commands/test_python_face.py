@@ -100,10 +100,7 @@ def test_wrong_arguments_of_every_model_are_named(argument, name):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])  # it has one form
 def test_the_two_forms_of_caches_are_told_apart(name):
     model, tokens_BT, caches, decoding = built(name)
-    for call in (
-        lambda: model(tokens_BT, decoding),
-        lambda: model.decode(tokens_BT[:, 0], caches),
-    ):
+    for call in (lambda: model(tokens_BT, decoding), lambda: model.decode(tokens_BT[:, 0], caches)):
         with pytest.raises(TypeError, match="caches"):
             call()
 

@@ -162,10 +162,7 @@ def run_folder(here):
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [
-        (train, ["--gin_file=run/config.gin", "--dry_run"]),
-        (evaluate, ["--workdir=run"]),
-    ],
+    [(train, ["--gin_file=run/config.gin", "--dry_run"]), (evaluate, ["--workdir=run"])],
     ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
 )
 def test_no_command_runs_code_that_a_config_names(

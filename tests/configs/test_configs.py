@@ -79,16 +79,8 @@ def body_size(model):
 
 
 SYSTEMS = (
-    "systems",
-    "sizes",
-    "transformer_xl",
-    "rmt",
-    "small",
-    "short",
-    "pretrained",
-    "readers",
-    "task_models",
-    "pretrained_tasks",
+    *("systems", "sizes", "transformer_xl", "rmt", "small", "short"),
+    *("pretrained", "readers", "task_models", "pretrained_tasks"),
 )
 """Folders whose configs bring a model and no corpus."""
 

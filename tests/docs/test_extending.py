@@ -94,9 +94,8 @@ class MeanReader:
 
 
 @pytest.fixture(scope="module")
-def entries(tmp_path_factory):
+def entries(folder):
     """An entry of `ARCHITECTURES` for each example, from the text of the page."""
-    folder = tmp_path_factory.mktemp("examples")
     write_examples(folder)
     sys.path.insert(0, str(folder))
     try:

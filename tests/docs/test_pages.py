@@ -5,9 +5,9 @@ A block with `title="FILE"` is a file that the page's commands may name. `py` bl
 
 import re
 import shlex
-import subprocess
 import sys
 
+import apart
 import pytest
 from absl import flags
 from paths import CONFIGS, ROOT
@@ -93,9 +93,8 @@ LAYERS = "num_layers = 1", "recurrent_layers = (0,)"
 
 
 @pytest.fixture(scope="module")
-def beside_a_run(tmp_path_factory):
+def beside_a_run(folder):
     """A folder with `runs/quickstart`, a tiny run, and its recording."""
-    folder = tmp_path_factory.mktemp("pages")
     write_corpus(folder / "text")
     (folder / "tiny.gin").write_text(
         f'include "{CONFIGS}/small/rec_fixed_skip.gin"\ninclude "{CONFIGS}/corpora/text.gin"\n'
@@ -117,10 +116,7 @@ def beside_a_run(tmp_path_factory):
 
 
 def run(folder, *arguments):
-    command, environment = [sys.executable, *map(str, arguments)], quick_environment()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return apart.run(sys.executable, *arguments, cwd=folder, **quick_environment())
 
 
 def test_python_of_the_pages_runs(beside_a_run):

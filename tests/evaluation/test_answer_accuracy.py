@@ -131,7 +131,7 @@ def test_carried_bytes_are_those_of_the_evaluated_model(tmp_path):
         "TransformerXL.vocabulary_size = 16",
         "Evaluation.model = @evaluation/TransformerXL",
         "evaluation/TransformerXL.memory_length = 48",
-        without=(*TASK, "BlockRecurrentTransformer", "RecurrentCell"),
+        without=TASK,
     )
     with jax.set_mesh(one_device()):
         run = a_run(tmp_path, build(path).experiment)

@@ -43,7 +43,7 @@ def trained(folder, *lines):
     """A run of `brt.train` whose longest document to evaluate is longer than every length tried."""
     write_corpus(folder / "texts", LENGTHS | {"validation": (1, 16, 53, 520)})
     lines += ("TransformerXL.std = 0.5",)  # so that what it sees makes a difference
-    path = write_config(folder, *lines, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    path = write_config(folder, *lines)
     build(path)  # prepares the stores, for which the command would start a process
     with pytest.MonkeyPatch.context() as monkeypatch:
         flags = f"--gin_file={path}", f"--workdir={folder / 'run'}"

@@ -84,14 +84,13 @@ def test_without_memory_the_whole_segment_is_read(recurrent, monkeypatch):
 @pytest.mark.parametrize(("memory", "reach"), [(0, T), (1, np.iinfo(np.int64).max)])
 def test_a_model_that_carries_nothing_reaches_its_segment(tmp_path, memory, reach):
     lines = *TXL, f"TransformerXL.memory_length = {memory}"
-    path = write_config(tmp_path, *lines, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    path = write_config(tmp_path, *lines)
     assert module.own_reach(build(path).experiment, T) == reach
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(folder):
     """Folders of three trained runs on the same texts, two of them the same."""
-    folder = tmp_path_factory.mktemp("runs")
     train_here(build(write_config(folder)), folder / "rec")
     train_here(build(write_config(folder, *PLAIN)), folder / "one")
     shutil.copytree(folder / "one", folder / "two")

@@ -54,8 +54,7 @@ def operations(monkeypatch):
 @pytest.fixture
 def measured(monkeypatch, tmp_path, operations):
     """Returns a function that measures a tiny Transformer-XL and returns the path of the result."""
-    others = "BlockRecurrentTransformer", "RecurrentCell"
-    config = write_config(tmp_path, *TXL, without=others)
+    config = write_config(tmp_path, *TXL)
 
     def run(*flags):
         flags = f"--evaluation_speed={config}", f"--json={tmp_path / 'speed.json'}", *flags

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 from gin_settings import bound
+from marking import slow
 from tiny_models import quick_jit, read_segment
 from tiny_run import (
     PLAIN,
@@ -152,7 +153,7 @@ def reading_again(model, sample, first, scored, length):
     [
         ("slide", 1, 5, 8),
         ("rec_fixed_skip", 15, 7, 8),
-        pytest.param("rec_fixed_skip", 9, 3, 4, marks=pytest.mark.slow),
+        slow("rec_fixed_skip", 9, 3, 4),
         ("memorizing_exact", 13, 6, 8),  # these remember at the ends of segments only
         ("txl_same_length", 14, 5, 6),
     ],

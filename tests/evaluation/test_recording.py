@@ -15,6 +15,7 @@ from stores import make_store
 from tiny_run import (
     TWO_LAYERS,
     TXL,
+    Killed,
     build,
     contents,
     files_of_at_most,
@@ -33,10 +34,6 @@ from brt.storage.json_files import DamagedFile
 from brt.storage.replaced_files import replace_file
 
 T, W, ROWS = 16, 8, 3
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +195,7 @@ def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
 
 
 def test_other_settings_of_the_model_begin_a_recording_anew(tmp_path):
-    path = write_config(tmp_path, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    path = write_config(tmp_path, *TXL)
 
     def nats(*lines):
         with jax.set_mesh(one_device()):

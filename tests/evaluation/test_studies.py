@@ -29,8 +29,7 @@ a_run = functools.partial(random_run, length=T, window=W)
 
 
 @pytest.fixture(scope="module")
-def recurrent(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recurrent")
+def recurrent(folder):
     with jax.set_mesh(one_device()):
         path = write_config(folder, *TWO_LAYERS, 'RecurrentCell.arrangement = "dual"')
         yield a_run(folder, build(path).experiment)

@@ -9,9 +9,8 @@ from tiny_run import build, start, train_here, write_config
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(folder):
     """A config, and a run with checkpoints of steps 2, 4 and 6."""
-    folder = tmp_path_factory.mktemp("damaged")
     lines = "CheckpointPolicy.every = 2", "CheckpointPolicy.keep_last = 3"
     tiny = build(write_config(folder, *lines))
     train_here(tiny, folder / "run")

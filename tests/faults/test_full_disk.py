@@ -69,8 +69,7 @@ def disk(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("full")
+def tiny(folder):
     return build(write_config(folder, *BINDINGS))
 
 

@@ -171,7 +171,6 @@ def test_a_study_of_attention_is_the_same_over_two_processes(tmp_path):
         *bound("Trainer", mesh=(1, -1), steps=2, eval_every=2),
         *bound("TransformerXL", num_layers=2, memory_length=24),
         "Evaluation.max_steps = 1",
-        without=("BlockRecurrentTransformer", "RecurrentCell"),
     )
     numbers = []
     for count, study in ((1, None), (1, "attention"), (2, "attention")):

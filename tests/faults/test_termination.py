@@ -4,6 +4,7 @@ import signal
 import time
 
 import pytest
+from marking import slow
 from tiny_run import start, write_config
 
 from brt.data.stores.token_store import TokenStore
@@ -11,9 +12,7 @@ from brt.data.stores.token_store import TokenStore
 BYTES = 150_000_000
 
 
-@pytest.mark.parametrize(
-    "module", ["brt.prepare", pytest.param("brt.train", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("module", ["brt.prepare", slow("brt.train")])
 def test_an_ended_preparation_leaves_nothing_finished(tmp_path, module):
     path = write_config(tmp_path, "Trainer.steps = 1")
     with open(tmp_path / "texts" / "train" / "long.txt", "wb") as file:

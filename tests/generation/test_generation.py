@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
+from marking import slow
 from plain_reading import nats_of
 from stores import small_vocabulary
 from tiny_models import leaves_close, read_segment, wide_types  # noqa: F401
@@ -23,7 +24,7 @@ LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
 SOME = FIRST, SECOND = ("rec_two_layers", "memorizing_bucketed")
-SOME_SLOW = FIRST, pytest.param(SECOND, marks=pytest.mark.slow)
+SOME_SLOW = FIRST, slow(SECOND)
 IDS = small_vocabulary(VOCABULARY)
 
 
@@ -97,12 +98,11 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
     assert_close(generator_of(name, SEGMENT).read([text]), whole)
 
 
-@pytest.mark.parametrize("length", [4, pytest.param(8, marks=pytest.mark.slow), 32])
+@pytest.mark.parametrize("length", [4, slow(8), 32])
 def test_generation_reads_in_the_segments_of_evaluation(tmp_path, length):
     """Read at once and read in pieces are the same, whatever the trainer's segments."""
-    others = "BlockRecurrentTransformer", "RecurrentCell"
     lines = *TXL, f"Evaluation.segment_length = {length}"
-    experiment = build(write_config(tmp_path, *lines, without=others)).experiment
+    experiment = build(write_config(tmp_path, *lines)).experiment
     assert experiment.trainer.segment_length == 16
     params = jax.tree.map(lambda x: 3 * x, experiment.init_params())
     generator = Generator.of_experiment(experiment, params, "here")
@@ -221,9 +221,7 @@ def test_logits_that_are_no_numbers_keep_the_written_text():
         generator.score([[1, 2, 3, 4, 5]])
 
 
-@pytest.mark.parametrize(
-    "name", ["txl_same_length", "rmt_txl", pytest.param("armt", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["txl_same_length", "rmt_txl", slow("armt")])
 def test_segments_are_the_model_s_own_without_a_length(name):
     model = random_model(name)
     default, own = (Generator(model, IDS, length) for length in (None, model.period))

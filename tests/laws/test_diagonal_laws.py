@@ -17,8 +17,7 @@ ROWS = 3
 WITHOUT = {name for name in ARCHITECTURES if name.startswith(("feedback", "rmt", "memtr"))}
 """Models whose first layer reads the last layer's output on the segment before."""
 every_architecture = pytest.mark.parametrize(
-    "name",
-    [each for each in kinds(slow=RELATED) if each.values[0] not in {*WITHOUT, *PRETRAINED}],
+    "name", [each for each in kinds(slow=RELATED) if each.values[0] not in {*WITHOUT, *PRETRAINED}]
 )
 
 

@@ -6,22 +6,19 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from architectures import ARCHITECTURES, random_model
 from flax import nnx
 from jax.sharding import AxisType
+from marking import slow
 from ragged import ragged_segments
 from tiny_models import leaves_close
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import collectives
 from brt.data.streams.batch import Batch
-from brt.experiment import Experiment
-from brt.training.optimization.schedules import constant_rate
 from brt.training.over_time.ring import Vectors
 from brt.training.over_time.scan import scan_is_faster
-from brt.training.settings import Trainer
 from brt.training.train_step import bind, make_loss
 
 ROWS, SEGMENTS = 4, 8
@@ -30,13 +27,9 @@ SCANNED = "gated_delta"
 AFFINE = "gated_delta_layer", "kimi_delta", "kimi_delta_layer", "linear_attention_layer"
 CASES = [
     *(("rec_two_layers", (1, 2)), (SCANNED, (2, 4)), ("lstm", (2, 4))),
-    *(pytest.param(name, (1, 2), marks=pytest.mark.slow) for name in (*SLOW, SCANNED)),
-    *(
-        pytest.param(name, (1, devices), marks=pytest.mark.slow)
-        for name in ("rec_two_layers", SCANNED)
-        for devices in (4, 8)
-    ),
-    pytest.param("rec_two_layers", (2, 4), marks=pytest.mark.slow),
+    *(slow(name, (1, 2)) for name in (*SLOW, SCANNED)),
+    *(slow(name, (1, devices)) for name in ("rec_two_layers", SCANNED) for devices in (4, 8)),
+    slow("rec_two_layers", (2, 4)),
 ]
 """Fewer devices than layers, in several rounds, and more; and rows divided too."""
 
@@ -135,7 +128,7 @@ def test_no_other_memory_is_scanned():
     assert not any(scan_is_faster(random_model(name), SEGMENTS, 8, 64) for name in names)
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [2, slow(8)])
 def test_each_layer_exchanges_once_forward_and_once_backward(devices):
     found, _ = exchanges("rec_two_layers", 1, devices)
     times = SEGMENTS // devices * max(3, devices) + min(3, devices) - 1
@@ -154,17 +147,7 @@ def test_a_scan_exchanges_twice_a_layer_in_each_direction():
 
 def test_the_whole_step_trains_with_an_axis_over_time():
     entry = ARCHITECTURES["gated_delta"]
-    trainer = Trainer(
-        corpus=object(),
-        optimizer=optax.sgd,
-        schedule=lambda total_steps: constant_rate(total_steps, 0.1, 0),
-        steps=3,
-        segment_length=entry.segment,
-        segments_per_step=SEGMENTS,
-        tokens_per_step=ROWS * SEGMENTS * entry.segment,
-        model=lambda rngs: entry.build(rngs, **entry.divisible),
-    )
-    experiment, losses = Experiment(trainer), []
+    experiment, losses = entry.experiment(ROWS, entry.divisible, SEGMENTS, rate=0.1), []
     steps = [x._replace(weights_KBT=np.float32(x.weights_KBT)) for x in batches("gated_delta")]
     for shape in ((1, 1), (2, 4)):
         mesh = mesh_of(*shape)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 import pytest
 from architectures import ARCHITECTURES, RELATED, kinds
+from marking import slow
 from pretrained_architectures import PRETRAINED
-from tiny_run import build, ended, mesh_of, start_several, train_here, write_config
+from tiny_run import mesh_of
 
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
@@ -25,10 +25,7 @@ from brt.experiment import Experiment
 from brt.models.mesh_axes import spec
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.optimizers import adafactor
-from brt.training.optimization.schedules import constant_rate
 from brt.training.prefetch import device_batch
-from brt.training.records.run_folder import read_metrics
-from brt.training.settings import Trainer
 from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
 
@@ -40,7 +37,7 @@ one that is quick on three axes."""
 CASES = [pytest.param(*case.values, (2, 4), marks=case.marks) for case in kinds(slow=SLOW)]
 CASES.append(pytest.param("rec_lstm_dual", (2, 2, 2)))
 CASES += [
-    pytest.param(name, shape, marks=pytest.mark.slow)
+    slow(name, shape)
     for name, shape in [
         *(("feedback_fixed_skip", (8, 1)), ("feedback_fixed_skip", (1, 4))),
         *(("feedback_fixed_skip", (2, 2, 2)), ("rec_lstm_dual", (4, 2, 1))),
@@ -50,10 +47,7 @@ CASES += [
 # By module, so that the laws of one architecture run one after another, on the same program.
 by_architecture = functools.partial(pytest.mark.parametrize, ("name", "mesh_shape"), scope="module")
 ON_DISK = "rec_lstm_dual", "melodi", "lact", "compressive_convolution"
-SAVED = [
-    case if case.values[0] in ON_DISK else pytest.param(*case.values, marks=pytest.mark.slow)
-    for case in CASES
-]
+SAVED = [case if case.values[0] in ON_DISK else slow(*case.values) for case in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +77,9 @@ def experiment_of(name) -> Experiment:
 
     Most take plain gradient steps, which compile in half the time of Adafactor's.
     """
-    entry = ARCHITECTURES[name]
-    trainer = Trainer(
-        corpus=object(),
-        optimizer=adafactor if name in WITH_ADAFACTOR else optax.sgd,
-        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
-        steps=STEPS,
-        segment_length=entry.segment,
-        segments_per_step=SEGMENTS,
-        tokens_per_step=ROWS * SEGMENTS * entry.segment,
-        model=lambda rngs: entry.build(rngs, **few_layers(name), **entry.divisible),
-    )
-    return Experiment(trainer)
+    entry, sizes = ARCHITECTURES[name], few_layers(name)
+    optimizer = {"optimizer": adafactor} if name in WITH_ADAFACTOR else {}
+    return entry.experiment(ROWS, sizes | entry.divisible, SEGMENTS, steps=STEPS, **optimizer)
 
 
 class Steps(NamedTuple):
@@ -177,22 +162,3 @@ def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape
         state, _ = steps.last(restored)
     assert int(state.step) == STEPS
     jax.tree.map(np.testing.assert_array_equal, state, steps.state)
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    path = write_config(
-        tmp_path,
-        *("Evaluation.cleared = False", f"Trainer.steps = {STEPS}"),
-        *("Trainer.log_every = 1", f"Trainer.eval_every = {STEPS}", "Evaluation.max_steps = 2"),
-    )
-    train_here(build(path), tmp_path / "one")
-    statuses, outputs = ended(start_several(path, tmp_path / "two"))
-    assert statuses == [0, 0], outputs
-    one, two = (read_metrics(str(tmp_path / name)) for name in ("one", "two"))
-    assert len(one) == len(two) == STEPS + 1
-    for a, b in zip(one, two, strict=True):
-        for key in {"train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"} & {*a}:
-            np.testing.assert_allclose(a[key], b[key], rtol=1e-5)
-        assert a.get("data/ledger") == b.get("data/ledger")
-    assert "data/ledger" in one[0]

@@ -350,4 +350,3 @@ def test_sizes_below_one_and_negative_seeds_are_refused(entry, store_of):
 def test_every_entry_is_listed_once():
     names = [entry.name for entry in EVERY]
     assert len(set(names)) == len(names)
-    assert all(entry.checksum for entry in EVERY)

@@ -3,10 +3,9 @@
 import ast
 import io
 import re
-import subprocess
-import sys
 import tokenize
 
+from apart import python
 from paths import ROOT, TESTS
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
@@ -41,8 +40,7 @@ def test_the_tour_has_its_files_and_their_size():
 
 
 def test_training_loads_no_extension_and_no_tensorflow():
-    command = [sys.executable, "-c", "import sys, brt.train; print(*sys.modules)"]
-    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    loaded = python("import sys, brt.train; print(*sys.modules)").split()
     assert "brt.run.loop" in loaded
     assert not [name for name in loaded if name.startswith((*EXTENSIONS, *PREPARATION))]
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, random_model, segment_length
 from flax import nnx
-from tiny_models import quick_jit
+from marking import slow
+from tiny_models import leaves_close, quick_jit
 
 from brt.models import ops
 from brt.models.block_recurrent import external_memory, feedback
@@ -122,7 +123,7 @@ EVERY_KIND = {
 """Compared with every run of the tests, with fewer layers; the others, of the same parts, with the
 slow ones."""
 ATTENDING = [
-    pytest.param(name, marks=() if name in EVERY_KIND else pytest.mark.slow)
+    slow(name, when=name not in EVERY_KIND)
     for name in ARCHITECTURES
     # Without attention there are no weights; kernels have tests of their own.
     if not (name.startswith(("lstm", "qrnn")) or name.endswith("_kernel"))
@@ -177,9 +178,7 @@ def test_every_model_has_the_gradients_of_the_plain_form(name, monkeypatch):
         module = table.relative_attention
         monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        scale = max(1.0, np.abs(b).max())
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * scale)
+    leaves_close(found, expected, 1e-12)
 
 
 def test_scores_and_softmax_are_float32_under_bfloat16():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, abstract, random_model, segment_length
 from flax import nnx
+from marking import slow
 from tiny_models import largest, read_segment
 
 ROWS, SEGMENTS = 2, 3
@@ -61,11 +62,7 @@ def read(name, dtype):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("rec_lstm_dual", "feedback_fixed_skip", "txl_same_length"),
-        pytest.param("gpt2_pooled", marks=pytest.mark.slow),
-    ],
+    "name", [*("rec_lstm_dual", "feedback_fixed_skip", "txl_same_length"), slow("gpt2_pooled")]
 )
 def test_logits_and_sums_are_nearly_those_of_float32(name):
     (found, caches), (expected, exact) = (read(name, dtype) for dtype in ("bfloat16", "float32"))

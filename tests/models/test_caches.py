@@ -14,11 +14,7 @@ from tiny_models import quick_jit
 
 from brt.models.caches import LayerCache, WindowCache, select_rows
 from brt.models.contract import check_caches
-from brt.models.decoding_window import (
-    advance,
-    fill_window,
-    write_token,
-)
+from brt.models.decoding_window import advance, fill_window, write_token
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import quick_jit, wide_types  # noqa: F401
+from tiny_models import equations_of, quick_jit, wide_types  # noqa: F401
 
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.relative_attention import Positions, distances, score_terms, scores, shift
@@ -84,11 +84,8 @@ def test_no_array_is_queries_times_keys_times_width():
     def total(q, k, u, keys, bias):
         return scores(q, k, u, Positions(keys, bias)).sum()
 
-    largest = 0
-    for function in (total, jax.grad(total, argnums=range(5))):
-        jaxpr = jax.make_jaxpr(function)(q, k, u, keys, bias)
-        for equation in jaxpr.jaxpr.eqns:
-            largest = max(largest, *(out.aval.size for out in equation.outvars))
+    traced = jax.make_jaxpr(jax.value_and_grad(total, argnums=range(5)))(q, k, u, keys, bias)
+    largest = max(out.aval.size for each in equations_of(traced.jaxpr) for out in each.outvars)
     assert largest <= B * H * max(T * (J + 1), J * wide) < T * J * wide
 
 

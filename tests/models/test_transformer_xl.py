@@ -159,8 +159,7 @@ def test_the_reach_is_that_of_gradients_across_memories(memory_length, same_leng
 
 def test_a_longer_memory_at_evaluation_keeps_the_parameters():
     short, long = (txl(memory_length=M, same_length=True, clamp_length=5) for M in (4, 19))
-    for a, b in zip(jax.tree.leaves(parameters(short)), jax.tree.leaves(parameters(long))):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, parameters(short), parameters(long))
     ids = tokens(3 * SEGMENT)
     first, _ = read(short, ids, [SEGMENT] * 3)
     second, _ = read(long, ids, [SEGMENT] * 3)

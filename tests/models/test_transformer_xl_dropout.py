@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
-from tiny_models import OneKey, parameters, quick_jit, randomised
+from tiny_models import OneKey, equations_of, parameters, quick_jit, randomised
 
 from brt.models.transformer_xl.model import TransformerXL
 
@@ -184,20 +183,15 @@ def test_attention_weights_are_dropped_each_for_itself():
     assert 0.3 < counts_BTH.sum() / (H * seen_BT1.sum()) < 0.7
 
 
-def masks(jaxpr) -> int:
-    """How often a program draws random bits."""
-    inner = [masks(part) for eqn in jaxpr.eqns for part in jaxprs_in_params(eqn.params)]
-    return sum(inner) + sum(eqn.primitive.name == "random_bits" for eqn in jaxpr.eqns)
-
-
 def test_these_are_all_places_and_none_drops_without_a_key():
     made = model(dropout=0.5, attention_dropout=0.5)
     rates = parameters(made)
     jax.tree.map(np.testing.assert_array_equal, rates, parameters(model()))
     x_BTD, caches = jnp.ones((B, T, D)), made.init_caches(B)
+    traced = [jax.make_jaxpr(lambda x, k=k: made.stack(x, caches, k))(x_BTD) for k in (KEY, None)]
     drawn = [
-        masks(jax.make_jaxpr(lambda x, key=key: made.stack(x, caches, key))(x_BTD).jaxpr)
-        for key in (KEY, None)
+        sum(each.primitive.name == "random_bits" for each in equations_of(one.jaxpr))
+        for one in traced
     ]
     # Embeddings, distances, the last output; weights, attention, hidden units, mlp a layer.
     assert drawn == [3 + 4 * LAYERS, 0]

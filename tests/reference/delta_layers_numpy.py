@@ -8,7 +8,7 @@ import numpy as np
 import paper_numpy
 from associative_numpy import features
 from kimi_delta_numpy import next_state
-from paper_numpy import sigmoid
+from paper_numpy import sigmoid, unit_length
 
 TAPS = 4
 
@@ -29,10 +29,6 @@ def convolution(inputs_TA, taps_OA):
     return silu(y_A)
 
 
-def unit(x_K):
-    return x_K / np.sqrt(x_K @ x_K + 1e-6)
-
-
 def normed(x_K, scale_K):
     return x_K / np.sqrt((x_K**2).mean() + 1e-6) * scale_K
 
@@ -49,7 +45,7 @@ class GatedDelta:
         return -np.exp(m["decay_rate_H"][h]) * soft
 
     def shaped(self, q_K, k_K):
-        return unit(q_K) / np.sqrt(len(q_K)), unit(k_K)
+        return unit_length(q_K) / np.sqrt(len(q_K)), unit_length(k_K)
 
     def next_state(self, S_KK, h, k_K, v_K, x_D):
         decays_K = np.broadcast_to(self.log_decay(h, x_D), k_K.shape)

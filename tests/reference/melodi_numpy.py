@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import paper_numpy
-from paper_numpy import rms_norm, sigmoid
+from paper_numpy import rms_norm, sigmoid, unit_length
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,6 @@ class Settings:
     window: int
     long_layers: tuple
     long_memory: int
-
-
-def unit(x_K):
-    return x_K / np.sqrt(x_K @ x_K + 1e-6)
 
 
 def softmax(scores):
@@ -47,11 +43,11 @@ def attend(layer, settings, position, q_HK, seen, long):
             if position - j < 1:
                 break
             bucket = paper_numpy.bucket(position - j)
-            scores.append((unit(q_K) @ unit(k_HK[h]) + table_R[bucket]) * scale)
+            scores.append((unit_length(q_K) @ unit_length(k_HK[h]) + table_R[bucket]) * scale)
             values.append(v_HK[h])
         read_K = softmax(scores) @ np.array(values)
         if long:
-            weights = softmax([unit(q_K) @ unit(k_HK[h]) * scale for k_HK, _ in long])
+            weights = softmax([unit_length(q_K) @ unit_length(k_HK[h]) * scale for k_HK, _ in long])
             gate_K = sigmoid(layer["gate_HK"][h])
             found_K = weights @ np.array([v_HK[h] for _, v_HK in long])
             read_K = gate_K * read_K + (1 - gate_K) * found_K

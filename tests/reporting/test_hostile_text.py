@@ -62,9 +62,8 @@ def maps(text):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(folder):
     """The report of two runs of which every text is hostile."""
-    folder = tmp_path_factory.mktemp("hostile")
     texts = [f"{text} the tea\n" * 3 for text in HOSTILE]
     store = make_store(folder / f"store {IN_A_NAME}" / "validation", texts)
     (path,) = store.folder.rglob("documents.jsonl")

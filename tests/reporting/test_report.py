@@ -72,9 +72,8 @@ def numbers(packed, dtype):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(folder):
     """Two runs with all a run may have, and their report."""
-    folder = tmp_path_factory.mktemp("report")
     store = make_store(folder / "store" / "validation", [TEXT, "second text\n"])
     nats_T = np.random.default_rng(0).gamma(1.0, 1.0, store.num_tokens).astype(np.float32)
     common = {"evaluations": {"validation": EVALUATION}, "records": RECORDS}

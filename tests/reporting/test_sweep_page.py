@@ -6,6 +6,7 @@ import statistics
 import pytest
 from browser import open_page
 from fabricated_runs import make_run
+from marking import slow
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 
@@ -199,8 +200,8 @@ WIDTH = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("named", ["sweep", pytest.param("runs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [390, slow(1280)])
+@pytest.mark.parametrize("named", ["sweep", slow("runs")])
 def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
     runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))
     for number, run in enumerate(runs):

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from gin_settings import bound
 from jobs import Threads, files_of, is_left, prepare, ten_files
-from tiny_run import build, differing, records, start, train_here, write_config
+from tiny_run import build, differing, free_port, records, start, train_here, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
@@ -41,12 +40,6 @@ LINES = (
     *bound("CheckpointPolicy", every=3, keep_last=100),
     "Trainer.eval_every = 12",
 )
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +77,7 @@ def make_bucket(address, seconds=20):
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
+def local(folder):
     return build(write_config(folder, *LINES))
 
 

@@ -48,11 +48,6 @@ def empty_bucket(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("texts")
-
-
-@pytest.fixture(scope="module")
 def local(folder):
     return build(write_config(folder), "CheckpointPolicy.every = 2")
 

@@ -3,6 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import optax
+
+from brt.experiment import Experiment
+from brt.training.optimization.schedules import constant_rate
+from brt.training.settings import Trainer
+
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
 
 SIZES = dict(
@@ -57,3 +63,16 @@ class Architecture:
     reach: int | None = None
     various: str = ""
     divisible: dict = field(default_factory=lambda: DIVISIBLE)
+
+    def experiment(self, rows, sizes, segments=1, rate=0.01, **settings) -> Experiment:
+        """Three plain gradient steps, where `settings` say nothing else, of a model of `sizes`."""
+        settings = dict(optimizer=optax.sgd, steps=3, segment_length=self.segment) | settings
+        trainer = Trainer(
+            corpus=object(),
+            schedule=lambda total_steps: constant_rate(total_steps, rate, 0),
+            segments_per_step=segments,
+            tokens_per_step=rows * segments * settings["segment_length"],
+            model=lambda rngs: self.build(rngs, **sizes),
+            **settings,
+        )
+        return Experiment(trainer)

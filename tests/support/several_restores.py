@@ -47,6 +47,7 @@ def differing(found, expected):
 
 
 def bytes_read():
+    """Bytes that this process has read from files so far, of the disk or of the memory."""
     lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 

@@ -73,6 +73,10 @@ class Words(Vocabulary):
         return " ".join("x" * i for i in ids)
 
 
+class Upper(ByteVocabulary):
+    name, fingerprint = "upper", "0" * 64
+
+
 class Texts(Source):
     """Texts (bytes) by split, which cannot be listed; counts how often each split is read."""
 

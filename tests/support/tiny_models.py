@@ -8,6 +8,7 @@ import jaxlib.version
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
 from brt.models.caches import select_rows
 
@@ -50,6 +51,14 @@ def leaves_close(found, expected, tolerance):
     """Asserts that trees are equal up to `tolerance` of the largest entry of each leaf, or of 1."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, largest(b)))
+
+
+def equations_of(jaxpr):
+    """Those of a program, and of all programs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations_of(inner)
 
 
 def randomised(model, seed):

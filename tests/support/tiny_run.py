@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
+from gin_settings import bound
 from paths import ROOT
+from tensorboardX.proto.event_pb2 import Event
 from tiny_models import QUICK
 
 from brt import command_line, config, evaluate
@@ -79,16 +82,10 @@ TWO_LAYERS = (
 
 TXL = (
     "Trainer.model = @TransformerXL",
-    "TransformerXL.vocabulary_size = 256",
-    "TransformerXL.num_layers = 1",
-    "TransformerXL.width = 16",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 4",
-    "TransformerXL.feed_forward_size = 24",
-    "TransformerXL.memory_length = 16",
+    *bound("TransformerXL", vocabulary_size=256, num_layers=1, width=16, num_heads=2, head_size=4),
+    *bound("TransformerXL", feed_forward_size=24, memory_length=16),
 )
-"""The smallest Transformer-XL; for a file without `BlockRecurrentTransformer` and `RecurrentCell`
-lines."""
+"""The smallest Transformer-XL."""
 
 
 @pytest.fixture(autouse=True)
@@ -121,10 +118,13 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
 
     Args:
         lines: come after the file's own, so they override them.
-        without: beginnings of lines to leave out; with `PLAIN`, those of the cell are, too.
+        without: beginnings of lines to leave out; those of the cell are, too, with `PLAIN`, and
+            those of the own model, where a line names another.
     """
     if {*PLAIN} <= {*lines}:
         without = (*without, "RecurrentCell")
+    if any(line.startswith("Trainer.model = ") for line in lines):
+        without = (*without, "BlockRecurrentTransformer", "RecurrentCell")
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
     paths = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
@@ -228,6 +228,16 @@ def command(monkeypatch, module, *arguments, mesh=None, takes_arguments=False) -
         return end.code or 0
 
 
+class Killed(BaseException):
+    """A kill, as the process itself sees it."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
 def start(module: str, *arguments, **options) -> subprocess.Popen:
     """Starts `python -m <module>` on one device, with its output as text in pipes."""
     environment = {
@@ -245,9 +255,7 @@ def start_several(path, workdir, *, count=2, of_last=(), study=None) -> list[sub
     study: of the run that exists, instead of training.
     """
     what = ["brt.evaluate", f"--study={study}"] if study else ["brt.train", f"--gin_file={path}"]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     quick = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
     started = []
     for number in range(count):
@@ -321,6 +329,19 @@ def records(folder, *prefixes):
         for record in read_metrics(str(folder))
     ]
     return [record for record in found if len(record) > 1]
+
+
+def events_by_file(folder: Path):
+    """The whole events of each file for TensorBoard, in the order of names, read byte by byte."""
+    for name in sorted(folder.glob("events.out.tfevents.*")):
+        found = []
+        with open(name, "rb") as file:
+            while len(header := file.read(12)) == 12:
+                size = struct.unpack("<Q", header[:8])[0]
+                if len(data := file.read(size)) < size or len(file.read(4)) < 4:
+                    break  # torn
+                found.append(Event.FromString(data))
+        yield found
 
 
 def assert_same_run(run, straight):

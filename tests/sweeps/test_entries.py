@@ -26,12 +26,8 @@ def a_file(folder, *lines):
 
 
 OF_PRETRAINED = (
-    "arpt_rates",
-    "arpt_tables",
-    "arpt_windows",
-    "pretrained_marked",
-    "pretrained_recall",
-    "pretrained_small",
+    *("arpt_rates", "arpt_tables", "arpt_windows"),
+    *("pretrained_marked", "pretrained_recall", "pretrained_small"),
 )
 """Sweeps of pretrained bodies: no scale divides them, and each entry names its texts."""
 

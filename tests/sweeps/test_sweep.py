@@ -8,7 +8,8 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from tiny_run import contents
+from test_entries import a_file
+from tiny_run import Killed, contents
 
 from brt import command_line, sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
@@ -20,11 +21,6 @@ from brt.sweeps.scales import SweepError
 TINY = "--scale=tiny", "--corpus=configs/corpora/text.gin", "--tokens=10000"
 
 
-def a_file(folder, *lines):
-    (folder / "sweep.txt").write_text("\n".join(lines))
-    return folder / "sweep.txt"
-
-
 def text_flag(folder):
     """Binds the corpus to a folder with texts in every split."""
     for split in ("train", "validation"):
@@ -32,10 +28,6 @@ def text_flag(folder):
         for number in range(32):
             (folder / "text" / split / f"{number}.txt").write_text("a text\n")
     return f"--gin_bindings=TextFiles.path = '{folder}/text/{{split}}'"
-
-
-class Killed(BaseException):
-    """A kill, as the sweep sees it."""
 
 
 def pretended(calls, kill_at=None, environments=None):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, kinds, random_model, segment_length
 from flax import nnx
+from marking import slow
 from tiny_models import parameters, quick_jit, wide_types  # noqa: F401
 from tiny_run import build, mesh_of, records, train_here, write_config
 
@@ -22,10 +23,7 @@ K, B = 3, 4
 TOLERANCE = 1e-9
 SGD = adamw(lambda step: 0.1, eps=1.0)
 """Not far from plain gradient steps, as Adam's first step does not show a gradient's size."""
-CASES = [
-    pytest.param(*case.values, marks=() if case.values[0] == "lstm" else pytest.mark.slow)
-    for case in kinds()
-]
+CASES = [slow(*case.values, when=case.values[0] != "lstm") for case in kinds()]
 
 
 def batch(length, seed=0):

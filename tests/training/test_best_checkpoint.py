@@ -7,10 +7,13 @@ import shutil
 import gin
 import jax
 import pytest
+from gin_settings import bound
 from hypothesis import given
 from hypothesis import strategies as st
+from marking import slow
 from tiny_run import (
     PLAIN,
+    Killed,
     assert_same_run,
     build,
     command,
@@ -33,15 +36,10 @@ from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
 BINDINGS = (
-    "Trainer.steps = 16",
-    "Trainer.log_every = 3",
-    "Trainer.eval_every = 2",
-    "Evaluation.max_steps = 3",
-    "Evaluation.cleared = False",
+    *bound("Trainer", steps=16, log_every=3, eval_every=2),
+    *bound("Evaluation", max_steps=3, cleared=False),
     "rsqrt.multiplier = 4.0",  # so high that the loss rises at times, first at step 6
-    "CheckpointPolicy.every = 5",
-    "CheckpointPolicy.keep_last = 1",
-    "CheckpointPolicy.keep_best = True",
+    *bound("CheckpointPolicy", every=5, keep_last=1, keep_best=True),
 )
 PATIENT = (*BINDINGS, "CheckpointPolicy.patience = 1")
 KEPT = ("train/", "eval/", "data/", "best/")
@@ -51,11 +49,6 @@ KEPT = ("train/", "eval/", "data/", "best/")
 def nothing_bound():
     """Policies made here are of their own arguments, not of the run before."""
     gin.clear_config()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("best")
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +157,6 @@ def test_what_is_kept_is_the_newest_the_multiples_and_the_best(steps, last, ever
 # Killed and stopped.
 
 
-class Killed(BaseException):
-    """What SIGKILL looks like from inside."""
-
-
 def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
     def kill(step, state, batch):
         if step == 10:
@@ -184,9 +173,9 @@ def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
     [
         (LoopEvaluation, "_compare", 2),
         (TrainingRun, "_save", 4),
-        pytest.param(LoopEvaluation, "_compare", 3, marks=pytest.mark.slow),
-        pytest.param(TrainingRun, "_save", 2, marks=pytest.mark.slow),
-        pytest.param(LoopEvaluation, "record_end", 1, marks=pytest.mark.slow),
+        slow(LoopEvaluation, "_compare", 3),
+        slow(TrainingRun, "_save", 2),
+        slow(LoopEvaluation, "record_end", 1),
     ],
 )
 def test_a_run_killed_around_an_evaluation_ends_early_alike(

@@ -2,25 +2,15 @@
 
 import json
 import shutil
-import socket
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
-from checkpoints import (
-    abstract,
-    array_file,
-    flip,
-    make_state,
-    opened,
-    placed,
-    restored,
-    saved,
-)
+from checkpoints import abstract, array_file, flip, make_state, opened, placed, restored, saved
 from paths import TESTS
-from tiny_run import collect_garbage, differing, ended, files_of_at_most, mesh_of, start  # noqa: F401
+from tiny_run import collect_garbage, differing, ended, files_of_at_most, free_port, mesh_of, start  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints
@@ -143,10 +133,7 @@ DIVIDED = 2 * 4 * 64 * 4096
 def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS / "support"))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    program = "tests.support.several_restores"
+    program, port = "tests.support.several_restores", free_port()
     started = [start(program, number, port, tmp_path) for number in range(2)]
     statuses, outputs = ended(started)
     assert statuses == [0, 0], outputs

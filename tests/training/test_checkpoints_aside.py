@@ -11,16 +11,7 @@ from pathlib import Path
 
 import orbax.checkpoint as ocp
 import pytest
-from checkpoints import (
-    DAMAGES,
-    abstract,
-    array_file,
-    flip,
-    make_state,
-    opened,
-    restored,
-    saved,
-)
+from checkpoints import DAMAGES, abstract, array_file, flip, make_state, opened, restored, saved
 from tiny_run import collect_garbage, contents, differing  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints

@@ -5,25 +5,22 @@ import math
 from collections import Counter
 
 import jax
-import optax
 import pytest
 from architectures import ARCHITECTURES
+from marking import slow
 from tiny_models import QUICK
 from tiny_run import mesh_of
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import across_slices, axes_of, collectives
-from brt.experiment import Experiment
 from brt.models.fast import chunked_losses
 from brt.models.sizes import tile_size
-from brt.training.optimization.schedules import constant_rate
-from brt.training.settings import Trainer
 
 ROWS = 8
 SIZES = dict(vocabulary_size=256, width=16, num_heads=8, head_size=2, feed_forward_size=32)
 """Sizes that eight devices of either axis divide."""
 
-MESHES = [(8, 1), (2, 2, 2), *(pytest.param(x, marks=pytest.mark.slow) for x in ((4, 2), (1, 8)))]
+MESHES = [(8, 1), (2, 2, 2), *(slow(x) for x in ((4, 2), (1, 8)))]
 
 
 @functools.cache
@@ -33,16 +30,7 @@ def exchanged(name, mesh_shape):
     sizes = {**SIZES}
     if name.endswith("kernel"):  # interpreted kernels compile slowly
         sizes["num_layers"] = 2
-    trainer = Trainer(
-        corpus=object(),
-        optimizer=optax.sgd,
-        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
-        steps=1,
-        segment_length=entry.segment,
-        tokens_per_step=ROWS * entry.segment,
-        model=lambda rngs: entry.build(rngs, **entry.divisible | sizes),
-    )
-    experiment = Experiment(trainer)
+    experiment = entry.experiment(ROWS, entry.divisible | sizes)
     mesh = mesh_of(*mesh_shape)
     with jax.set_mesh(mesh):
         lowered = experiment.jit_step(mesh).lower(
@@ -83,9 +71,7 @@ OTHERS = "feedback_fixed_skip", "gated_delta"
 SLOW = "melodi", "rec_lstm_dual", "associative_delta", "rec_kernel", "feedback_kernel"
 
 
-@pytest.mark.parametrize(
-    "name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.parametrize("name", [*OTHERS, *(slow(name) for name in SLOW)])
 def test_other_loops_exchange_nothing_over_data_and_fsdp(name):
     found = in_loops(name, (2, 2, 2))
     assert not over("data", found) and not over("fsdp", found)
@@ -103,7 +89,7 @@ def between_halves(name, mesh_shape):
 @pytest.mark.parametrize(
     ("name", "most"),
     # MELODI's tables of position biases cross whole.
-    [("rec_fixed_skip", 1.15), pytest.param("melodi", 1.8, marks=pytest.mark.slow)],
+    [("rec_fixed_skip", 1.15), slow("melodi", 1.8)],
 )
 @pytest.mark.parametrize("mesh_shape", [(2, 4, 1), (2, 2, 2)])
 def test_slices_exchange_each_gradient_once_in_parts(name, most, mesh_shape):
@@ -112,9 +98,7 @@ def test_slices_exchange_each_gradient_once_in_parts(name, most, mesh_shape):
     assert params <= found["all-reduce"] < most * params
 
 
-@pytest.mark.parametrize(
-    "name", ["rec_fixed_skip", pytest.param("rec_kernel", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["rec_fixed_skip", slow("rec_kernel")])
 @pytest.mark.parametrize("mesh_shape", [(8, 1), (2, 4, 1), (2, 2, 2)])
 def test_gradients_of_position_biases_are_summed_by_distance(name, mesh_shape):
     experiment, found = exchanged(name, mesh_shape)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from architectures import abstract
 from devices import gpus, tpus
+from gin_settings import bound
 from jax.experimental import mesh_utils
 from paths import ROOT
 from tiny_run import build, ended, records, start_several, train_here, write_config
@@ -150,8 +151,8 @@ def test_rows_reach_the_devices_of_their_slice(monkeypatch):
 
 
 def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
-    lines = ("Trainer.steps = 3", "Trainer.log_every = 1", "Trainer.mesh = (-1, 2)")
-    path = write_config(tmp_path, *lines, "CheckpointPolicy.every = 100")
+    lines = bound("Trainer", steps=3, log_every=1, eval_every=3, mesh=(-1, 2))
+    path = write_config(tmp_path, *lines, *bound("Evaluation", cleared=False, max_steps=2))
     alone = train_here(build(path), tmp_path / "alone")  # on one device
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     (tmp_path / "sitecustomize.py").write_text(DISTINCT_SLICES)
@@ -159,12 +160,13 @@ def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
     statuses, outputs = ended(start_several(path, tmp_path / "run"))
     assert statuses == [0, 0], outputs
     assert re.search(r"devices, data x fsdp x model +2 x 1 x 2\n", outputs[0])
-    found, expected = (
-        [record["train/loss"] for record in records(folder)]
-        for folder in (tmp_path / "run", alone.folder.path)
-    )
-    assert len(found) == 3
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found, expected = records(tmp_path / "run"), records(alone.folder.path)
+    assert len(found) == 4 and "data/ledger" in found[0]
+    names = {"train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"}
+    for one, other in zip(found, expected, strict=True):
+        assert one.get("data/ledger") == other.get("data/ledger")
+        for key in names & {*one}:
+            np.testing.assert_allclose(one[key], other[key], rtol=1e-5)
 
 
 def run_with(model="gated_delta", **settings):

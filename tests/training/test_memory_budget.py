@@ -54,9 +54,8 @@ def test_what_is_no_number_of_bytes_is_refused(text):
 
 
 @pytest.fixture(scope="module")
-def txl(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("budget")
-    return write_config(folder, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
+def txl(folder):
+    return write_config(folder, *TXL)
 
 
 def bytes_at(path, length):

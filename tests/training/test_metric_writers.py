@@ -14,8 +14,7 @@ EVERYWHERE = ("jsonl", "tensorboard", "wandb")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
+def tiny(folder):
     return build(write_config(folder, *PLAIN, "CheckpointPolicy.every = 2"))
 
 

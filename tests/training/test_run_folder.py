@@ -1,18 +1,17 @@
 """The run folder: records and events are whole, and cut back where a run is resumed."""
 
 import glob
+import itertools
 import json
 import logging
 import os
-import struct
 import time
 
 import gin
 import jax
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
-from tiny_run import files_of_at_most
+from tiny_run import events_by_file, files_of_at_most
 
 from brt.training.records import event_files
 from brt.training.records.event_files import EventFile
@@ -178,20 +177,14 @@ def files(path):
 
 
 def events(path):
-    """(step, wall time, scalars) of the events that TensorBoard shows, read byte by byte."""
+    """(step, wall time, scalars) of the events that TensorBoard shows."""
     found = []
-    for name in files(path):
-        with open(name, "rb") as file:
-            while len(header := file.read(12)) == 12:
-                size = struct.unpack("<Q", header[:8])[0]
-                if len(data := file.read(size)) < size or len(file.read(4)) < 4:
-                    break  # torn
-                event = Event.FromString(data)
-                if event.HasField("session_log"):
-                    found = [entry for entry in found if entry[0] < event.step]
-                if event.summary.value:
-                    scalars = {value.tag: value.simple_value for value in event.summary.value}
-                    found.append((event.step, event.wall_time, scalars))
+    for event in itertools.chain(*events_by_file(path)):
+        if event.HasField("session_log"):
+            found = [entry for entry in found if entry[0] < event.step]
+        if event.summary.value:
+            scalars = {value.tag: value.simple_value for value in event.summary.value}
+            found.append((event.step, event.wall_time, scalars))
     return found
 
 

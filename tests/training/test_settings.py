@@ -19,10 +19,8 @@ def test_a_schedule_refuses_a_minimum_above_its_maximum(schedule):
 
 
 ACCEPTED = [
-    (adamw, {}),
     (adamw, {"b1": 0, "b2": 0.0, "eps": 1e-30, "weight_decay": 0, "clip_norm": 0.25}),
     (adamw, {"clip_value": np.float32(0.5), "weight_decay": 0.1}),
-    (adafactor, {}),
     (adafactor, {"momentum": None, "clip_update": None, "min_factored": 0}),
     (adafactor, {"momentum": 0.0}),
 ]

@@ -10,6 +10,7 @@ import optax
 import pytest
 from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
+from marking import slow
 from tiny_models import cast, leaves_close, parameters, quick_jit, wide_types  # noqa: F401
 
 from brt.data.streams.batch import Batch
@@ -181,10 +182,7 @@ def by_hand(name, depth):
     return quick_jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "depth"),
-    [*(("toy", depth) for depth in DEPTHS), pytest.param("rmt", 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("name", "depth"), [*(("toy", depth) for depth in DEPTHS), slow("rmt", 2)])
 def test_the_gradient_is_that_of_the_unroll_spelled_out(name, depth):
     starts = np.zeros((K, B), bool)
     starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned initial states at several positions
@@ -239,11 +237,7 @@ def test_recomputing_segments_needs_less_memory():
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [
-        ("toy", None),
-        ("toy", jax.random.key(5)),
-        pytest.param("rmt_txl", jax.random.key(5), marks=pytest.mark.slow),
-    ],
+    [("toy", None), ("toy", jax.random.key(5)), slow("rmt_txl", jax.random.key(5))],
     ids=["plain", "dropout", "cache"],
 )
 def test_segments_read_again_give_one_long_unrolls_gradient(name, key):
@@ -335,7 +329,7 @@ def trained_by_hand(name, again, rate):
     return losses, params
 
 
-@pytest.mark.parametrize("name", ["toy", pytest.param("rmt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["toy", slow("rmt")])
 def test_each_step_begins_with_the_memory_before_rereading(name):
     leaves_close(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
 

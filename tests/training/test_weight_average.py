@@ -1,4 +1,4 @@
-"""AverageState weights, against the average in plain Python, and through a resumed run."""
+"""Averaged weights, against the average in plain Python, and through a resumed run."""
 
 import jax
 import jax.numpy as jnp

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from paths import ROOT
-from stores import Texts
+from stores import Texts, Upper
 
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.sources.by_position import SplitByPosition
@@ -21,11 +21,6 @@ from brt.data.sources.text import Text
 from brt.data.stores import store_cache
 from brt.data.tasks.recall import RecallTask
 from brt.data.vocabularies.base import ByteVocabulary
-
-
-class Upper(ByteVocabulary):
-    name = "upper"
-    fingerprint = "0" * 64
 
 
 def a_text(**settings):

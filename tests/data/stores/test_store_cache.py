@@ -4,6 +4,7 @@ import fsspec
 import numpy as np
 import pytest
 from jobs import files_of
+from marking import slow
 from stores import make_store, same
 from tiny_run import write_config
 
@@ -124,9 +125,9 @@ def mixed(store):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda store, *of: DocumentStream(store, *of, seed=3), marks=pytest.mark.slow),
+        slow(lambda store, *of: DocumentStream(store, *of, seed=3)),
         lambda store, *of: MixtureStream(mixed(store), *of, seed=3),
-        pytest.param(DocumentPass, marks=pytest.mark.slow),
+        slow(DocumentPass),
         lambda store, *of: DocumentPass(mixed(store), *of),
     ],
     ids=["documents", "mixture", "evaluation", "evaluation of a mixture"],

@@ -2,10 +2,10 @@
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
+from several_restores import bytes_read
 from stores import hashes_of, make_store, rehash
 from tiny_run import PLAIN, build, write_config
 
@@ -117,12 +117,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
     (store.folder / name).rmdir()
     (store.folder / name).symlink_to("/dev/zero")
     assert f"{name} is a link to a file outside" in refused(store.folder)
-
-
-def bytes_read():
-    """Bytes that this process has read from files so far, of the disk or of the memory."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 # Before training.

@@ -5,7 +5,7 @@ What this stream has in common with all others is in tests/laws/test_stream_laws
 
 import numpy as np
 import pytest
-from stores import RAGGED, N, joined
+from stores import RAGGED, N, Upper, joined
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore, Mixture
@@ -107,9 +107,6 @@ def corpus(folder, name, vocabulary=None):
 
 
 def test_different_vocabularies_are_refused_before_any_work(tmp_path):
-    class Upper(ByteVocabulary):
-        name, fingerprint = "upper", "0" * 64
-
     (tmp_path / "text.txt").write_text("some text")
     mixture = Mixture([corpus(tmp_path, "a"), corpus(tmp_path, "b", Upper())], [1, 1])
     with pytest.raises(ValueError, match=r"b/train .* upper .*a/train .* bytes"):

@@ -96,7 +96,7 @@ def test_a_full_overlap_hides_a_model_of_full_contexts(tmp_path):
 
 @pytest.mark.parametrize("stream", ["documents", "contiguous"])
 def test_a_shift_of_one_gives_every_token_its_own_window(tmp_path, stream):
-    path = write_config(tmp_path, *VANILLA, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    path = write_config(tmp_path, *VANILLA)
     experiment = build(path, "Evaluation.stride = 1", f"Trainer.stream = '{stream}'").experiment
     params = random_params(experiment)
     store = experiment.open_store("validation")

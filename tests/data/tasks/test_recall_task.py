@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_algorithmic_tasks import samples
 
 from brt.data.tasks.recall import ASK, DEFINE, FIRST_KEY, RecallTask, answer_distances
 
@@ -79,16 +80,8 @@ def test_a_question_without_a_definition_is_refused():
 
 def test_what_is_near_says_nothing_about_a_far_answer():
     """Fits, on half the documents, the best guess from the 1 to 6 tokens before an answer."""
-    task = RecallTask(
-        num_documents=3000,
-        document_length=120,
-        num_facts=2,
-        num_keys=4,
-        num_values=4,
-        num_fillers=2,
-        min_distance=30,
-        max_distance=90,
-    )
+    sizes = dict(num_documents=3000, document_length=120, min_distance=30, max_distance=90)
+    task = RecallTask(**sizes, num_facts=2, num_keys=4, num_values=4, num_fillers=2)
     documents = [document.tokens.tolist() for document in task.documents("train")]
     for order in [1, 2, 4, 6]:
         counts = {}
@@ -106,20 +99,16 @@ def test_what_is_near_says_nothing_about_a_far_answer():
         assert right / asked < chance + 4 * spread
 
 
-def contents(task, split):
-    return [document.tokens.tolist() for document in task.documents(split)]
-
-
 def test_documents_follow_from_seed_split_and_number():
-    first = contents(RecallTask(**SMALL), "train")
-    assert first == contents(RecallTask(**SMALL), "train")
-    longer = contents(RecallTask(**(SMALL | {"num_documents": 25})), "train")
+    first = samples(RecallTask(**SMALL), "train")
+    assert first == samples(RecallTask(**SMALL), "train")
+    longer = samples(RecallTask(**(SMALL | {"num_documents": 25})), "train")
     assert longer[:20] == first
     groups = [
         first,
-        contents(RecallTask(**SMALL), "validation"),
-        contents(RecallTask(**SMALL), "test"),
-        contents(RecallTask(**SMALL, seed=1), "train"),
+        samples(RecallTask(**SMALL), "validation"),
+        samples(RecallTask(**SMALL), "test"),
+        samples(RecallTask(**SMALL, seed=1), "train"),
     ]
     together = {tuple(tokens) for group in groups for tokens in group}
     assert len(together) == 80

@@ -94,12 +94,7 @@ def test_published_ids_are_those_of_gpt_2_and_bert(tmp_path):
         archive.extractall(tmp_path)
     gpt2 = ByteLevelBpeVocabulary(str(tmp_path / "vocabs/gpt2"))
     assert gpt2.encode(b"Hello, my dog is cute", "any").tolist() == [
-        15496,
-        11,
-        616,
-        3290,
-        318,
-        13779,
+        *(15496, 11, 616, 3290, 318, 13779)
     ]
     assert (gpt2.size, gpt2.special_ids) == (50257, {"<|endoftext|>": 50256})
     bert = WordPieceVocabulary(str(tmp_path / "vocabs/bert-base-uncased/vocab.txt"))

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.evaluation.labels.answer_scores import (
-    answer_f1,
-    best_span,
-    exact_match,
-    normalized,
-)
+from brt.evaluation.labels.answer_scores import answer_f1, best_span, exact_match, normalized
 from brt.evaluation.labels.classification import class_figures, confusion
 
 pairs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)

@@ -30,7 +30,7 @@ LINES = (
     *bound("SummingReader", vocabulary_size=256, classes=3),
     *bound("rsqrt", multiplier=0.5, warmup_steps=1),
 )
-WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell", "Corpus.vocabulary", "TextFiles")
+WITHOUT = ("Corpus.vocabulary", "TextFiles")
 OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hidden_size")]
 FEW_WORDS = [
     *bound("Trainer", model="@PretrainedReader"),
@@ -58,8 +58,7 @@ def write(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("labelled")
+def trained(folder):
     tiny = build(write(folder))
     return folder, tiny, train_here(tiny, folder / "run")
 

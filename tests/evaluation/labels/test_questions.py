@@ -66,9 +66,8 @@ def records(count, seed):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(folder):
     """A run folder of the published config at small size, evaluated on the development set."""
-    folder = tmp_path_factory.mktemp("questions")
     tokenizer(folder / "roberta")
     for name, count, seed in (("train_v1.1", 120, 0), ("dev_distractor_v1", 30, 1)):
         (folder / f"hotpot_{name}.json").write_text(json.dumps([*records(count, seed)]))

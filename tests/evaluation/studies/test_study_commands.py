@@ -19,9 +19,8 @@ NOT_MADE = shutil.ignore_patterns("recordings", "evaluation_*", "studies")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(folder):
     """Folders of a trained recurrent run and of one without a state, on the same texts."""
-    folder = tmp_path_factory.mktemp("runs")
     tiny = build(write_config(folder))
     train_here(tiny, folder / "rec")
     train_here(build(write_config(folder, *PLAIN)), folder / "slide")

@@ -63,9 +63,8 @@ def test_the_sign_test_counts_contexts_that_differ():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(folder):
     """Folders of a trained recurrent run and of one without a state, on the same texts."""
-    folder = tmp_path_factory.mktemp("runs")
     for split, seed in (("train", 0), ("validation", 9), ("test", 18)):
         (folder / "texts" / split).mkdir(parents=True)
         for number in range(7):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marking import slow
 from tiny_models import quick_jit
 
 from brt.models.block_recurrent.gated_delta import delta_rule, inverse_of_unit_lower
@@ -41,9 +42,7 @@ def run(matrix_BHKK, inputs, weights_BTHK, window):
     return loss, (read_BTHK, matrix_BHKK)
 
 
-@pytest.mark.parametrize(
-    "window", [8, pytest.param(1, marks=pytest.mark.slow), pytest.param(24, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("window", [8, slow(1), slow(24)])
 def test_values_read_and_gradients_are_those_of_transformers(recording, window):
     inputs = [jnp.asarray(recording[name]) for name in INPUTS]
     both = quick_jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True), static_argnums=3)

@@ -116,6 +116,12 @@ class StillCache(NamedTuple):
     unused_BN: jax.Array
 
 
+def layer_with(kind, *names):
+    """A layer with memories of one state each, of that class and those names."""
+    memories = tuple(kind(OneKey(), draw(1, H, K), draw(1, H, K), name) for name in names)
+    return Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
+
+
 def test_the_states_of_several_memories_are_read_as_those_of_one():
     keys_SHK, values_SHK = draw(5, H, K), draw(5, H, K, seed=1)
 
@@ -145,9 +151,8 @@ def test_the_states_of_several_memories_are_read_as_those_of_one():
     [(("one", "two", "one"), "one"), (("feed_forward",), "feed_forward"), (("window",), "window")],
 )
 def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
-    memories = tuple(Still(OneKey(), draw(1, H, K), draw(1, H, K), name) for name in names)
     with pytest.raises(ValueError, match=f"Still.name = '{taken}'"):
-        Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
+        layer_with(Still, *names)
 
 
 def test_a_memory_with_states_needs_their_number():
@@ -172,26 +177,14 @@ def test_a_memory_with_states_needs_their_number():
         ),
         ("__call__", lambda cache: (jnp.zeros((B, W, H, K)), cache)),
         ("__call__", lambda cache: cache.unused_BN),
+        ("init_cache", lambda rows: jnp.zeros((rows, 3))),
     ],
 )
 def test_a_memory_method_that_returns_something_else_is_named(method, result):
     right = {"update": lambda self, cache, *_: (cache, {})}
     wrong = type("Wrong", (Still,), right | {method: lambda self, cache, *_: result(cache)})
-    memory = wrong(OneKey(), draw(1, H, K), draw(1, H, K), "one")
-    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
     with pytest.raises(ValueError, match=rf"Wrong\.{method} "):
-        read(layer, draw(B, W, D))
-
-
-def test_a_result_of_init_cache_that_is_an_array_is_named():
-    class Wrong(Still):
-        def init_cache(self, rows, dtype):
-            return jnp.zeros((rows, 3))
-
-    memory = Wrong(OneKey(), draw(1, H, K), draw(1, H, K), "one")
-    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
-    with pytest.raises(ValueError, match=r"Wrong\.init_cache"):
-        layer.init_cache(B, "float32")
+        read(layer_with(wrong, "one"), draw(B, W, D))
 
 
 def method(*args):
@@ -207,9 +200,8 @@ def method(*args):
     ],
 )
 def test_a_memory_that_decodes_differently_is_refused(methods, missing):
-    memory = type("Wrong", (Still,), methods)(OneKey(), draw(1, H, K), draw(1, H, K), "one")
     with pytest.raises(ValueError, match=rf"Wrong\..*{missing}"):
-        Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+        layer_with(type("Wrong", (Still,), methods), "one")
 
 
 @pytest.mark.parametrize(
@@ -222,8 +214,8 @@ def test_a_memory_that_decodes_differently_is_refused(methods, missing):
     ],
 )
 def test_a_memory_with_one_meaning_is_accepted(methods):
-    memory = type("Right", (Still,), methods)(OneKey(), draw(1, H, K), draw(1, H, K), "one")
-    assert Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,)).memories == (memory,)
+    right = type("Right", (Still,), methods)
+    assert [type(memory) for memory in layer_with(right, "one").memories] == [right]
 
 
 def test_metrics_of_one_name_get_the_names_of_their_memories():
@@ -231,13 +223,9 @@ def test_metrics_of_one_name_get_the_names_of_their_memories():
         def update(self, cache, taken, weights):
             return cache, {"kept": jnp.ones(())}
 
-    def layer(*names):
-        memories = tuple(Reporting(OneKey(), draw(1, H, K), draw(1, H, K), n) for n in names)
-        return Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
-
     x_BTD = draw(B, W, D)
-    assert read(layer("one"), x_BTD)[2].keys() == {"kept", "state_share"}
-    found = read(layer("one", "two", "three"), x_BTD)[2]
+    assert read(layer_with(Reporting, "one"), x_BTD)[2].keys() == {"kept", "state_share"}
+    found = read(layer_with(Reporting, "one", "two", "three"), x_BTD)[2]
     assert found.keys() == {"kept", "two/kept", "three/kept", "state_share"}
 
 
@@ -250,7 +238,5 @@ def test_a_metric_that_is_no_scalar_is_refused(method):
         def read(self, cache, tokens, attended_BTHK, weights):
             return attended_BTHK, {"spread": jnp.ones(H)} if method == "read" else {}
 
-    memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")
-    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
     with pytest.raises(ValueError, match=rf"Reporting.{method} .* spread of shape \({H},\)"):
-        read(layer, draw(B, W, D))
+        read(layer_with(Reporting, "one"), draw(B, W, D))

@@ -14,6 +14,7 @@ from forms import (
     plain_attend_to_window,
     relative_errors,
 )
+from marking import slow
 
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import relative as relative_kernel
@@ -23,13 +24,7 @@ from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernels.parts import Heads, tile_dropout, tile_size
 from brt.models.fast.kernels.states import attend_to_states
 from brt.models.fast.kernels.window import attend_to_window
-from brt.models.ops import (
-    at_least_float32,
-    attention,
-    rms_normed,
-    scaled_down_heads,
-    unit_heads,
-)
+from brt.models.ops import at_least_float32, attention, rms_normed, scaled_down_heads, unit_heads
 from brt.models.relative_attention import Positions, distances, plain_attend_by_distance
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -251,9 +246,7 @@ COVERED = {
 """Cases of features that others combine: checked with the slow tests."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in COVERED else []) for n in CASES]
-)
+@pytest.mark.parametrize("name", [slow(n, when=n in COVERED) for n in CASES])
 def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
     forms, heads, make, sizes = CASES[name]
     found = errors(forms, heads, make(heads, *sizes))

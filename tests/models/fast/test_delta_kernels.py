@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 from forms import of_two_segments, on_mesh, outputs_and_gradients, relative_errors
+from marking import slow
 from test_gpu_kernels import BF16, F32, GPU
 from tiny_models import leaves_close, quick_jit
 
@@ -83,9 +84,7 @@ def of_case(target, name):
 
 
 @pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x in COVERED else ()) for x in CASES]
-)
+@pytest.mark.parametrize("name", [slow(x, when=x in COVERED) for x in CASES])
 def test_results_and_all_gradients_equal_the_plain_form(target, name):
     found = errors(target, of_case(target, name))
     assert largest(found) < 5e-6, found
@@ -154,21 +153,16 @@ def chosen_as_on(target, monkeypatch):
     table._say_once.cache_clear()
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    chosen_as_on("gpu", monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("target", "name", "mesh_shape"),
     [
         ("tpu", "gated_delta", (2, 2)),
-        pytest.param("gpu", "gated_delta", (2, 2), marks=pytest.mark.slow),
-        pytest.param("gpu", "kimi_delta", (4, 1), marks=pytest.mark.slow),
-        pytest.param("gpu", "gated_delta_layer", None, marks=pytest.mark.slow),
-        pytest.param("gpu", "kimi_delta_layer", (1, 2), marks=pytest.mark.slow),
-        pytest.param("tpu", "kimi_delta", (4, 1), marks=pytest.mark.slow),
-        pytest.param("tpu", "kimi_delta_layer", (1, 2), marks=pytest.mark.slow),
+        slow("gpu", "gated_delta", (2, 2)),
+        slow("gpu", "kimi_delta", (4, 1)),
+        slow("gpu", "gated_delta_layer", None),
+        slow("gpu", "kimi_delta_layer", (1, 2)),
+        slow("tpu", "kimi_delta", (4, 1)),
+        slow("tpu", "kimi_delta_layer", (1, 2)),
     ],
 )
 def test_a_model_on_a_mesh_or_without_equals_its_plain_form(target, name, mesh_shape, monkeypatch):
@@ -195,39 +189,29 @@ def chosen(form, tokens=64, head_size=32):
     return "pallas_call" in str(jax.make_jaxpr(run)(args[0], args[1:]))
 
 
-@pytest.mark.usefixtures("on_gpu")
-def test_on_a_gpu_a_binding_chooses_the_kernels_not_auto():
-    assert chosen("kernel")
-    assert not chosen("auto") and not chosen("plain")
+@pytest.mark.parametrize(
+    ("target", "forms"), [("gpu", {"kernel"}), ("tpu", {"kernel", "auto"}), (None, set())]
+)
+def test_kernels_are_the_default_on_tpus_alone(target, forms, monkeypatch):
+    if target:
+        chosen_as_on(target, monkeypatch)
+    assert {form for form in ("kernel", "auto", "plain") if chosen(form)} == forms
 
 
-def test_on_a_tpu_kernels_are_the_default(monkeypatch):
-    chosen_as_on("tpu", monkeypatch)
-    assert chosen("auto") and chosen("kernel")
-    assert not chosen("plain")
-
-
-def test_on_a_cpu_the_rule_is_plain():
-    assert not chosen("kernel")
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_a_misfit_is_logged_and_plain(monkeypatch, capsys):
-    monkeypatch.setattr(axis_rules, "device", GPU)
-    monkeypatch.setattr(gpu_launch, "device", GPU)
-    assert not chosen("kernel", tokens=1)
-    assert not chosen("kernel", head_size=48)
+@pytest.mark.parametrize(
+    ("target", "form", "head_size"), [("gpu", "kernel", 48), ("tpu", "auto", 64)]
+)
+def test_a_misfit_is_logged_and_plain(target, form, head_size, monkeypatch, capsys):
+    chosen_as_on(target, monkeypatch)
+    if target == "gpu":
+        monkeypatch.setattr(axis_rules, "device", GPU)
+        monkeypatch.setattr(gpu_launch, "device", GPU)
+    else:
+        monkeypatch.setattr(kernel_forms, "on_tpu", lambda: True)
+    assert not chosen(form, tokens=1)
+    assert not chosen(form, head_size=head_size)
     lines = capsys.readouterr().err.splitlines()
-    assert ["1 tokens" in lines[0], "head_size = 48" in lines[1]] == [True, True]
-
-
-def test_on_a_tpu_a_misfit_is_logged_and_plain(monkeypatch, capsys):
-    chosen_as_on("tpu", monkeypatch)
-    monkeypatch.setattr(kernel_forms, "on_tpu", lambda: True)
-    assert not chosen("auto", tokens=1)
-    assert not chosen("auto", head_size=64)
-    lines = capsys.readouterr().err.splitlines()
-    assert ["1 tokens" in lines[0], "head_size = 64" in lines[1]] == [True, True]
+    assert ["1 tokens" in lines[0], f"head_size = {head_size}" in lines[1]] == [True, True]
 
 
 def test_kernels_of_both_passes_lower_for_tpus():

@@ -16,6 +16,7 @@ from forms import (
     plain_attend_to_states,
     relative_errors,
 )
+from marking import slow
 from tiny_models import leaves_close
 
 from brt.models import axis_rules, ops
@@ -93,9 +94,7 @@ def case(name, monkeypatch):
 ROUNDED = "an odd batch and dropout"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x == ROUNDED else ()) for x in CASES]
-)
+@pytest.mark.parametrize("name", [slow(x, when=x == ROUNDED) for x in CASES])
 def test_outputs_and_all_gradients_equal_the_plain_form(name, monkeypatch):
     forms, args = case(name, monkeypatch)
     assert largest_error(*forms, *args) < 2e-5
@@ -138,15 +137,11 @@ SMALL = dict(num_layers=1, window=W, dropout=0.2, attention_form="kernel")
 @pytest.mark.parametrize(
     ("name", "mesh_shape", "settings"),
     [
-        pytest.param("slide", None, {}, marks=pytest.mark.slow),  # on a mesh below
+        slow("slide", None, {}),  # on a mesh below
         ("slide", (4, 2), {}),
-        pytest.param("slide", (2, 1), dict(qk_norm=False), marks=pytest.mark.slow),
-        pytest.param(
-            "rec_fixed_skip", (2, 2), dict(num_layers=2, num_states=32), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "feedback_fixed_skip", (2, 2), dict(num_layers=3, num_states=16), marks=pytest.mark.slow
-        ),
+        slow("slide", (2, 1), dict(qk_norm=False)),
+        slow("rec_fixed_skip", (2, 2), dict(num_layers=2, num_states=32)),
+        slow("feedback_fixed_skip", (2, 2), dict(num_layers=3, num_states=16)),
     ],
 )
 def test_a_model_on_a_mesh_or_without_equals_its_plain_form(

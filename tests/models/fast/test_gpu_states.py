@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from forms import check_dropped, drawn_by_gpu, outputs_and_gradients
+from marking import slow
 from test_gpu_kernels import BF16, F32, GPU, KEYS_FIRST, QUERIES_FIRST, largest_error
 
 from brt.models import ops
@@ -50,9 +51,7 @@ def forms(dropout):
     return functools.partial(kernel, keep=dropout), plain
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x == "no dropout" else ()) for x in CASES]
-)
+@pytest.mark.parametrize("name", [slow(x, when=x == "no dropout") for x in CASES])
 def test_outputs_and_all_gradients_equal_the_plain_form(name, monkeypatch):
     args, dropout = case(name, monkeypatch)
     assert largest_error(*forms(dropout), *args) < 2e-5
@@ -85,9 +84,7 @@ def test_attention_by_head_equals_the_plain_form(queries, keys):
     assert largest_error(*forms, q, k, v) < 2e-5
 
 
-@pytest.mark.parametrize(
-    "mesh_shape", [(2, 2), *(pytest.param(x, marks=pytest.mark.slow) for x in ((4, 1), (1, 2)))]
-)
+@pytest.mark.parametrize("mesh_shape", [(2, 2), *(slow(x) for x in ((4, 1), (1, 2)))])
 def test_heads_and_batch_on_a_mesh_equal_the_plain_forms(mesh_shape, monkeypatch):
     _, sizes, rate = CASES["sizes of tiles by default"]
     monkeypatch.setitem(CASES, "four", (None, (4, *sizes[1:]), rate))

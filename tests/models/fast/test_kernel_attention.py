@@ -17,6 +17,7 @@ from forms import (
     tables_drawn_by_tpu,
     two_segments,
 )
+from marking import slow
 from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules, ops
@@ -62,10 +63,10 @@ assert_close = functools.partial(leaves_close, tolerance=5e-5)
     ("name", "settings"),
     [
         # Below: on a mesh, and with whole tiles.
-        pytest.param("rec_kernel", {}, marks=pytest.mark.slow),
-        pytest.param("feedback_kernel", FEEDBACK, marks=pytest.mark.slow),
-        pytest.param("rec_kernel", dict(qk_norm=False), marks=pytest.mark.slow),
-        pytest.param("txl_kernel", dict(encoding="absolute"), marks=pytest.mark.slow),
+        slow("rec_kernel", {}),
+        slow("feedback_kernel", FEEDBACK),
+        slow("rec_kernel", dict(qk_norm=False)),
+        slow("txl_kernel", dict(encoding="absolute")),
         ("txl_kernel", dict(attention_dropout=0.2)),
     ],
 )
@@ -78,10 +79,10 @@ def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
     ("name", "rows"),
     [
         ("rec_kernel", 4),
-        pytest.param("feedback_kernel", 4, marks=pytest.mark.slow),
-        pytest.param("rec_kernel", 3, marks=pytest.mark.slow),
-        pytest.param("txl_kernel", 4, marks=pytest.mark.slow),
-        pytest.param("txl_kernel", 3, marks=pytest.mark.slow),
+        slow("feedback_kernel", 4),
+        slow("rec_kernel", 3),
+        slow("txl_kernel", 4),
+        slow("txl_kernel", 3),
     ],
 )
 def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
@@ -91,13 +92,7 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
 
 
 @pytest.mark.parametrize(
-    ("mesh_shape", "rows"),
-    [
-        ((2, 2, 1), 3),
-        pytest.param((2, 2), 3, marks=pytest.mark.slow),
-        pytest.param((2, 2), 4, marks=pytest.mark.slow),
-        pytest.param((2, 2, 1), 4, marks=pytest.mark.slow),
-    ],
+    ("mesh_shape", "rows"), [((2, 2, 1), 3), slow((2, 2), 3), slow((2, 2), 4), slow((2, 2, 1), 4)]
 )
 def test_a_mesh_changes_nothing_of_the_plain_form(mesh_shape, rows):
     on_mesh = run("rec_kernel", "plain", mesh_shape, rows)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import random_model
+from marking import slow
 from tiny_models import parameters
 
 from brt.models import ops
@@ -84,11 +85,7 @@ def test_a_token_always_sees_the_one_before_it_and_some_state():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("slide", "rec_memorizing"),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("rec_fixed_skip", "rec_lstm_dual")),
-    ],
+    "name", [*("slide", "rec_memorizing"), *(slow(x) for x in ("rec_fixed_skip", "rec_lstm_dual"))]
 )
 def test_a_model_drops_keys_in_training_alone_by_the_binding(name):
     options = dict(dropout=0.5, dtype="float64")

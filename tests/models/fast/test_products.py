@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 from numpy.testing import assert_allclose
+from tiny_models import equations_of
 
 from brt.models import ops
 from brt.models.block_recurrent.layer import Layer
@@ -53,13 +53,6 @@ def test_joined_axes_change_no_product(equation, sizes):
     for found, expected in zip(*(value_and_gradients(form, weights, *arrays) for form in forms)):
         assert found.shape == expected.shape
         assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def equations_of(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations_of(inner)
 
 
 @pytest.mark.parametrize("dropout", ["weights", "keys"])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from marking import slow
 from tiny_encoder_folders import CONFIGS, T5_GATED, make
 
 from brt.pretrained.backbone_layer import Extra, Reads
@@ -28,7 +29,7 @@ IDS = np.array([[5, 7, 2, 9, 16, 3], [11, 4, 8, PADDING, PADDING, PADDING]])
 
 def some(names):
     """Names as parameters of a test, all but `QUICK` marked slow."""
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    return [slow(name, when=name not in QUICK) for name in names]
 
 
 def body_class(name):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from marking import slow
 from paths import SCRIPTS
 from safetensors.numpy import load_file
 from tiny_encoder_folders import CONFIGS as ENCODER_CONFIGS
@@ -116,7 +117,7 @@ def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path, mon
         "deberta spans",
         "t5 words",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            slow(name)
             for name in READERS
             if name not in ("bert labels", "deberta spans", "t5 words")
         ),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from marking import slow
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
@@ -80,8 +81,7 @@ def read(model, segments, starts):
 KINDS = [("bert", 2, False), ("t5", 2, False), ("bert", 0, True)]
 MORE_KINDS = [("roberta", 2, False), ("deberta", 2, False), ("roberta", 2, True)]
 every_kind = pytest.mark.parametrize(
-    "name, memory, pooled",
-    [*KINDS, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
+    "name, memory, pooled", [*KINDS, *(slow(*kind) for kind in MORE_KINDS)]
 )
 YES, NO = [True] * B, [False] * B
 

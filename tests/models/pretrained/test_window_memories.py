@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, abstract
 from flax import nnx
+from marking import slow
 from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
@@ -61,9 +62,7 @@ def tokens(windows, seed=0):
     return jnp.asarray(np.random.default_rng(seed).integers(0, VOCABULARY, shape), jnp.int32)
 
 
-@pytest.mark.parametrize(
-    "name", ["pooled", pytest.param("attention", marks=pytest.mark.slow), "cell"]
-)
+@pytest.mark.parametrize("name", ["pooled", slow("attention"), "cell"])
 def test_a_memory_that_is_not_there_changes_nothing(name):
     """P1: the first window, and with a cell before training every window, is the body's own."""
     with jax.enable_x64(True):
