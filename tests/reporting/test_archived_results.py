@@ -206,6 +206,8 @@ def test_every_interval_in_the_text_is_of_archived_seeds(built):
         computed |= set(map(interval, cells))
         computed |= {interval(np.subtract(a, b)) for a, b in itertools.permutations(cells, 2)
                      if len(a) == len(b)}  # fmt: skip
+    # Of studies, which another test compares with their records.
+    computed |= {cell for row in manual_table("files_depth_words") for cell in row}
     printed = set(re.findall(r"-?\d\.\d{3} ± \d\.\d{3}", prose().replace("\n", " ")))
     assert len(printed) > 12 and printed <= computed
 
@@ -466,6 +468,30 @@ def test_zoologys_table_has_all_rates_and_the_test_of_the_best(built):
         assert shares == [f"{known[rate][0]:.4f}" if rate in known else "–" for rate in rates]
         _, best = max(known.values(), key=lambda pair: pair[0])
         assert test == ("–" if best is None else f"{best:.4f}")
+
+
+def test_words_far_back_are_those_of_the_runs_over_eight_segments():
+    """Words last seen 320 bytes or more before, weighted by bytes, and intervals over seeds."""
+    sums = {}
+    for line in csv.DictReader((FOLDER / "words_by_distance.csv").read_text().splitlines()):
+        memory = "gated delta memory" if "GatedDelta" in line["run"] else "Rec, lstm gate"
+        of = memory, line["run"][-2:], line["study"] == "compare-cleared", line["curve"]
+        if int(line["distance"]) >= 320:
+            bits, tokens = float(line["bits"]), int(line["tokens"])
+            sums[of] = sums.get(of, np.zeros(2)) + [bits * tokens, tokens]
+    mean = {of: bits / tokens for of, (bits, tokens) in sums.items()}
+    expected = []
+    for memory in dict.fromkeys(of[0] for of in mean):
+        seeds = sorted({of[1] for of in mean if of[0] == memory})
+        kept, window, cleared = (
+            np.array([mean[memory, seed, *study] for seed in seeds])
+            for study in ((False, "run"), (False, "compared with"), (True, "compared with"))
+        )
+        columns = [*(kept, window), window - kept, cleared - kept]
+        rows = zip(seeds, *([f"{x:.3f}" for x in column] for column in columns))
+        expected += [[memory, *row] for row in rows]
+        expected.append([memory, f"{seeds[0]} to {seeds[-1]}", *map(interval, columns)])
+    assert sorted(manual_table("files_depth_words")[1:]) == sorted(expected)
 
 
 def test_manual_tables_of_studies_agree(built):
