@@ -478,7 +478,7 @@ def test_words_far_back_are_those_of_the_runs_over_eight_segments():
         of = memory, line["run"][-2:], line["study"] == "compare-cleared", line["curve"]
         if int(line["distance"]) >= 320:
             bits, tokens = float(line["bits"]), int(line["tokens"])
-            sums[of] = sums.get(of, np.zeros(2)) + [bits * tokens, tokens]
+            sums[of] = sums.get(of, np.zeros(2)) + np.array([bits * tokens, tokens])
     mean = {of: bits / tokens for of, (bits, tokens) in sums.items()}
     expected = []
     for memory in dict.fromkeys(of[0] for of in mean):
