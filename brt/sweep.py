@@ -90,8 +90,7 @@ def main() -> None:
     elsewhere = FLAGS.print_commands or FLAGS.collect
     check_configs(files, None if elsewhere else device_count(FLAGS.processes))
     passed = command_line.flags_of_machine()
-    seeds = list(dict.fromkeys(FLAGS.seeds))
-    runs = runs_of(folder, entries, files, seeds, FLAGS.split, passed)
+    runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split, passed)
     missing = [run for run in runs if not run.evaluated()]
     if FLAGS.print_commands:
         print_commands(missing)

@@ -173,7 +173,7 @@ def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
             if position_of(entry.settings)[1] != original_positions(sweep)[number]:
                 problems = ["it stands for another row or point"]
     except (ValueError, TypeError, SweepError, OSError) as error:
-        return f"refused: {str(error).partition(chr(10))[0]}"
+        return "refused: " + str(error).split("\n")[0]
     return f"differs: {problems[0]}" if problems else None
 
 

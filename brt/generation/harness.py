@@ -89,7 +89,7 @@ class BrtLM(LM):  # type: ignore[misc]
             sampling = GREEDY
             if options.get("do_sample"):
                 given = {name: options.get(name) for name in SAMPLED}
-                given["top_k"] = given["top_k"] or None  # 0 in transformers: all
+                given["top_k"] = given["top_k"] or None  # 0: all tokens, as in transformers
                 sampling = Sampling(**{n: x for n, x in given.items() if x is not None})
             for batch in self._batches(numbers):
                 memory = self._read([requests[number].args[0] for number in batch])

@@ -100,7 +100,7 @@ def runs_of(
     """Returns the runs seed by seed, so that the first seed completes a table early."""
     return [
         SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split, flags)
-        for seed in seeds
+        for seed in dict.fromkeys(seeds)
         for entry, file in zip(entries, files)
     ]
 

@@ -165,7 +165,8 @@ def measure(
             try:
                 found = work()
             except (RuntimeError, ValueError) as error:
-                found = {"error": f"failed: {str(error).strip().partition(chr(10))[0][:200]}"}
+                reason = str(error).strip().split("\n")[0][:200]
+                found = {"error": f"failed: {reason}"}
             longest = max(longest, time.monotonic() - begun)
         figures[kind][name] = found
         print(f"{kind}, {name}: {found.get('error') or _short(found)}", flush=True)

@@ -5,6 +5,7 @@ import json
 import types
 
 import pytest
+from architectures import abstract
 from gin_settings import bound
 from paths import SCRIPTS
 from tiny_run import build, command, train_here, write_config
@@ -68,6 +69,18 @@ def test_a_run_that_was_trained_further_is_evaluated_again(script, tmp_path, mon
     monkeypatch.setattr(compare, "overlaps_of", lambda *_: (6, {2: []}))  # 0 is of another step
     monkeypatch.setattr(compare, "evaluate", lambda *_: {"loss": 2.0, "step": 6})
     assert compare.figures_of(tmp_path, [2], "test").keys() == {"2"}
+
+
+def test_a_run_with_an_overlap_is_evaluated_in_its_windows(script, monkeypatch):
+    compare = script("compare_overlaps")
+    for name, expected in (("gpt2_overlap", {0: 11, 3: 8}), ("gpt2_pooled", {11: None})):
+        trainer = types.SimpleNamespace(segment_length=8, rows=2)
+        experiment = types.SimpleNamespace(model=abstract(name), trainer=trainer)
+        monkeypatch.setattr(compare, "load_run", lambda _, e=experiment: (e, {}, 1))
+        _, found = compare.overlaps_of("run", [0, 3])
+        assert {*found} == {*expected}
+        for overlap, length in expected.items():
+            assert not length or f"Trainer.segment_length = {length}" in found[overlap]
 
 
 def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):

@@ -112,7 +112,7 @@ class FirstTokens(Transformed):
     many tokens.
 
     Args:
-        source: the inner source; labels are kept, answers with places in the document refused.
+        source: the inner source; labels are kept; answers at positions of a text are refused.
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
@@ -131,8 +131,8 @@ class FirstTokens(Transformed):
             return document._replace(tokens=tokens)
         if {"length", "spans"} & (document.annotation or {}).keys():
             raise ValueError(
-                f"{title or 'A document'} has answers at places of its text, which "
-                f"FirstTokens.first = {first} would cut: bind a length of its source instead."
+                f"{title or 'A document'} has answers at positions of its text, which "
+                f"FirstTokens.first = {first} would cut: make the texts of its source shorter."
             )
         end = bisect_left(
             range(len(data)),

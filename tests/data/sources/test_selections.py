@@ -64,14 +64,14 @@ class Annotated(Texts):
         return (d._replace(annotation=self.annotation) for d in super().documents(split))
 
 
-def test_a_shortened_text_keeps_its_label_and_refuses_places():
+def test_a_shortened_text_keeps_its_label_but_no_positions():
     texts = Annotated(test=[b"a b c d"])
     first = FirstTokens(texts, Words(), {"test": 2})
     texts.annotation = {"id": "1", "label": 1, "classes": 3}
     (document,) = first.documents("test")
     assert (document.annotation, len(document.tokens)) == (texts.annotation, 2)
-    for places in ({"spans": [(1, 2)]}, {"length": 4, "answers": [(2, 3, 1)]}):
-        texts.annotation = places
+    for positions in ({"spans": [(1, 2)]}, {"length": 4, "answers": [(2, 3, 1)]}):
+        texts.annotation = positions
         with pytest.raises(ValueError, match=r"FirstTokens\.first = 2"):
             list(first.documents("test"))
 
