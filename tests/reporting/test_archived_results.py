@@ -470,7 +470,7 @@ def test_zoologys_table_has_all_rates_and_the_test_of_the_best(built):
         assert test == ("–" if best is None else f"{best:.4f}")
 
 
-def test_words_far_back_are_those_of_the_runs_over_eight_segments():
+def test_words_far_back_are_those_of_runs_over_eight_segments():
     """Words last seen 320 bytes or more before, weighted by bytes, and intervals over seeds."""
     sums = {}
     for line in csv.DictReader((FOLDER / "words_by_distance.csv").read_text().splitlines()):
