@@ -76,10 +76,20 @@ def test_flags_and_files_of_commands_exist(page):
         assert (ROOT / name).exists(), name
 
 
+def anchors(page):
+    """Headings of a page as they are named in links to them."""
+    headings = re.findall(r"^#+ (.+)", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+def test_links_lead_to_files_and_headings(page):
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        if not target.startswith("http"):
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), (target, anchor)
 
 
 @pytest.mark.parametrize("arguments", dict(experiments()).items(), ids=lambda pair: pair[0])
@@ -127,5 +137,5 @@ def test_python_of_the_pages_runs(beside_a_run):
 
 def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("material", reason='the site needs pip install -e ".[docs]"')
-    run(ROOT, "-m", "mkdocs", "build", "--strict", "-q", "-f", ".mkdocs.yml", "-d", tmp_path)
+    run(ROOT, "-m", "mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", tmp_path)
     assert (tmp_path / "tour" / "index.html").exists()
