@@ -154,15 +154,16 @@ class SegmentReader:
         batch, to its scores, (K, B, T).
         """
         steps, K = min(stream.num_steps, max_steps or stream.num_steps), batches.segments_per_step
-        prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K), keeps_host=True)
+        prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K))
         progress = Progress(label or "", steps, quiet=not label)
         pending: list = []
         try:
             for first in range(0, steps, K):
-                scores = run(first, prefetch.next())
+                batch = prefetch.next()
+                scores = run(first, batch)
                 yield from pending  # fetched while the devices run the next segments
                 segments = range(first, min(first + K, steps))
-                pending = _fetched(stream, slice(rows), segments, prefetch.host, scores)
+                pending = _fetched(stream, slice(rows), segments, batch, scores)
                 progress.update(segments.stop)
             yield from pending
         finally:

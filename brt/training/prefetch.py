@@ -16,13 +16,8 @@ from brt.training.sharding import owned_rows, put_rows
 class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
-    Args:
-        keeps_checksum, keeps_host: compute these attributes.
-
-    Attributes:
-        checksum: this process's part of the data checksum of the batches returned so far.
-        host: the last batch of `next`, whole, in NumPy arrays; of several processes, each of which
-            has its own batch elements, on the devices.
+    checksum: this process's part of the data checksum of the batches returned so far, if
+    `keeps_checksum`.
     """
 
     def __init__(
@@ -32,15 +27,12 @@ class Prefetch:
         start: int = 0,
         stop: int | None = None,
         keeps_checksum: bool = False,
-        keeps_host: bool = False,
     ):
         self.stream = stream
         self.mesh = mesh
         self.step = start
         self.stop = stop
         self.checksum = 0
-        self.host: Batch | None = None
-        self._keeps_host = keeps_host and jax.process_count() == 1
         self._owned_rows = owned_rows(mesh, stream.rows) if keeps_checksum else []
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
@@ -52,18 +44,16 @@ class Prefetch:
         return self._thread.submit(self._read, self.step - 1)
 
     def _read(self, step):
-        rows = host_rows(self.stream, step, whole=self._keeps_host)
+        rows = host_rows(self.stream, step)
         batch = device_batch(self.stream, self.mesh, step, rows)
         hashes = (checksum_of(rows(*part), step, part[0]) for part in self._owned_rows)
-        host = rows(0, self.stream.rows) if self._keeps_host else None
-        return batch, host, sum(hashes)
+        return batch, sum(hashes)
 
     def next(self) -> Batch:
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
         with spent("input"):
-            batch, host, hashed = self._next.result()
-        self.host = host or batch
+            batch, hashed = self._next.result()
         self.checksum = (self.checksum + hashed) % MODULUS
         self._next = self._submit()
         return batch
@@ -76,20 +66,9 @@ Rows = Callable[[int, int], Batch]
 """From (first row, number of rows) to these rows of one step's batch, on the host."""
 
 
-def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
-    """Returns `Rows` that reads each part once.
-
-    whole: read all rows at the first request.
-    """
-
-    @functools.cache
-    def rows(first_row: int, num_rows: int) -> Batch:
-        if whole and num_rows < stream.rows:
-            batch = rows(0, stream.rows)
-            return Batch(*(array[:, first_row : first_row + num_rows] for array in batch))
-        return stream.batch(step, first_row, num_rows)
-
-    return rows
+def host_rows(stream: Stream, step: int) -> Rows:
+    """Returns `Rows` that reads each part once."""
+    return functools.cache(functools.partial(stream.batch, step))
 
 
 def device_batch(
