@@ -17,14 +17,6 @@ LARGEST = 700.0
 """Nats whose exponential is still a float."""
 
 
-def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
-    """Returns exp(L / words), with L the loss of the whole text in nats.
-
-    words: as counted by the text's publisher.
-    """
-    return math.exp(min(bits_per_token * math.log(2) * tokens / words, LARGEST))
-
-
 def per_token(nats: float, weight: float) -> dict[str, float]:
     loss = nats / weight
     return {
@@ -37,7 +29,8 @@ def per_token(nats: float, weight: float) -> dict[str, float]:
 def per_text(nats: float, manifest: dict) -> dict[str, float]:
     """Returns metrics of a whole split that do not count tokens.
 
-    nats: of all tokens. manifest: of the store, with bytes, characters and words, 0 if unknown.
+    nats: of all tokens. manifest: of the store, with bytes, characters and words (as counted by the
+    text's publisher), 0 if unknown.
     """
     bits = nats / math.log(2)
     figures = {}
@@ -45,9 +38,8 @@ def per_text(nats: float, manifest: dict) -> dict[str, float]:
         if count:
             figures[f"bits_per_{name}"] = bits / count
     if words := manifest["words"]:
-        tokens = manifest["tokens"]
-        figures["word_level_perplexity"] = word_level_perplexity(bits / tokens, tokens, words)
-        figures["tokens_per_word"] = tokens / words
+        figures["word_level_perplexity"] = math.exp(min(nats / words, LARGEST))
+        figures["tokens_per_word"] = manifest["tokens"] / words
     return figures
 
 
