@@ -5,17 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the confusion matrix, int64 (C true classes, C predicted classes).
-
-    labels, predicted: integers (documents,), numbers of classes.
-    """
-    pairs = np.asarray(labels, np.int64) * classes + np.asarray(predicted, np.int64)
-    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
-
-
 def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """Returns accuracy, and precision, recall and F1 of each class, as shares; 0 if undefined.
+
+    confusion_CC: number of documents by true and predicted class.
 
     Returns:
         `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and

@@ -10,7 +10,7 @@ from brt.data.streams.labelled import SPAN, LabelledSegments
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.labels.answer_scores import answer_figures, best_span
-from brt.evaluation.labels.classification import class_figures, confusion, label_figures
+from brt.evaluation.labels.classification import class_figures, label_figures
 
 KINDS = {1: "yes", 2: "no"}
 LONGEST_ANSWER = 30
@@ -67,10 +67,9 @@ class ClassScore(_NamedScore):
     """Accuracy, precision, recall and F1 of the class with the highest score."""
 
     def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
-        predicted = np.array([np.argmax(answers_N[: len(self.names)])])
-        labels = np.array([self.annotation(document)["label"]])
-        counts_CC = confusion(labels, predicted, len(self.names))
-        sums["confusion"] = sums.get("confusion", 0) + counts_CC
+        C = len(self.names)
+        confusion_CC = sums.setdefault("confusion", np.zeros((C, C), np.int64))
+        confusion_CC[self.annotation(document)["label"], np.argmax(answers_N[:C])] += 1
 
     def figures(self, sums: Sums) -> dict[str, float]:
         return class_figures(sums["confusion"], self.names) if "confusion" in sums else {}

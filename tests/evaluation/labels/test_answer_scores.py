@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.evaluation.labels.answer_scores import answer_f1, best_span, exact_match, normalized
-from brt.evaluation.labels.classification import class_figures, confusion
+from brt.evaluation.labels.classification import class_figures
 
 pairs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)
 
@@ -17,8 +17,8 @@ pairs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, ma
 @settings(deadline=None, derandomize=True)
 @given(pairs)
 def test_figures_of_classes_are_their_definitions(documents):
-    labels, predicted = map(np.array, zip(*documents))
-    found = class_figures(confusion(labels, predicted, 3), ("a", "b", "c"))
+    confusion_CC = np.array([[documents.count((t, p)) for p in range(3)] for t in range(3)])
+    found = class_figures(confusion_CC, ("a", "b", "c"))
     f1s = []
     for number, name in enumerate("abc"):
         true = sum(p == number and t == number for t, p in documents)
