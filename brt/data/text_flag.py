@@ -25,7 +25,7 @@ def define_text() -> None:
 
 def text_name(path: str) -> str:
     name = os.path.basename(path.replace("{split}", "").rstrip("/*"))
-    return re.sub(r"[^0-9A-Za-z_-]+", "_", name) or "text"
+    return re.sub(r"[^\w-]+", "_", name) or "text"
 
 
 def text_bindings(path: str, trains: bool = True) -> list[str]:

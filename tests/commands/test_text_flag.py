@@ -57,6 +57,12 @@ def test_an_evaluation_reads_one_text_as_its_run_reads_texts(config, tmp_path, m
     assert figures["scored_tokens"] == figures["tokens"]  # the first one, too
 
 
+def test_texts_named_in_any_script_have_stores_of_their_own():
+    names = "книги", "роман", "本", "naïve book.txt", "roman"
+    stores = {text_bindings(f"texts/{name}")[3] for name in names}
+    assert len(stores) == 5 and 'Corpus.store = "stores/naïve_book_txt"' in stores
+
+
 def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch):
     flags = [f"--gin_file={config}", "--text=texts", "--splits=validation"]
     assert command(monkeypatch, prepare, *flags, '--gin.Corpus.store="elsewhere"') == 0
