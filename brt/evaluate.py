@@ -192,11 +192,12 @@ def evaluate(
     if caveat:
         print(caveat)
     if documents is None:
-        text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
-        name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
         files, own = FLAGS.gin_file, os.path.join(workdir, GIN)
-        # `brt.train --eval_only` has the run's flags alone.
-        given = [*files[files.index(own) + 1 :], *FLAGS.gin_bindings] if own in files else []
+        text, given = "", []
+        if own in files:  # `brt.train --eval_only` has the run's flags alone
+            text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
+            given = [*files[files.index(own) + 1 :], *FLAGS.gin_bindings]
+        name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}

@@ -38,6 +38,8 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     assert store.manifest["bytes"] == 900 * 15 * 9 // 10
     assert "vocabulary_size = 256" in (tmp_path / "run" / "config.gin").read_text()
     assert "TextFiles" not in (tmp_path / "run" / "config.gin").read_text()
+    assert command(monkeypatch, train, *flags, "--eval_only") == 0  # the text is the run's own
+    (tmp_path / "run" / "evaluation_validation.json").unlink()
     assert command(monkeypatch, evaluate, "--workdir=run") == 0  # by the run folder alone
     (tmp_path / "run" / "evaluation_validation.json").unlink()
     assert command(monkeypatch, evaluate, "--workdir=run", "--text=rows.jsonl") == 0
