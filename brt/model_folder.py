@@ -211,7 +211,9 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         names = [name for name in FIGURES if name in figures]
         forms = {name: ".4f" if figures[name] < 1e6 else ".2e" for name in names}
         text = ", ".join(f"{name} {figures[name]:{form}}" for name, form in forms.items())
-        rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
+        # A text of one's own, and a named step, are in the file's name alone.
+        name = file.stem.removeprefix("evaluation_")
+        rows.append((f"evaluation, {name}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"
     if command.is_file():
         line = read_text(command)
@@ -243,7 +245,7 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
 
 
 FIGURES = ("bits_per_byte", "bits_per_token", "word_level_perplexity", "recall_accuracy")
-EVALUATION = Fields({"split": str, "step": ManyFrom0}, dict.fromkeys(FIGURES, float))
+EVALUATION = Fields({"step": ManyFrom0}, dict.fromkeys(FIGURES, float))
 CARD_TEXT = """---
 library_name: brt
 tags: [brt, jax, recurrent-memory, text-generation]

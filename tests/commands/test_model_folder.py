@@ -228,6 +228,21 @@ def test_a_card_shows_a_command_on_one_line(run, tmp_path):
     assert "\n## b" not in card and "\x1b" not in card
 
 
+def test_a_card_tells_a_text_of_ones_own_from_the_run_s_split(run, tmp_path):
+    copy = shutil.copytree(run / "run", tmp_path / "run")
+    for name, bits in {"validation": 1.25, "own_text_mine_txt_validation": 7.5}.items():
+        figures = {"split": "validation", "step": 6, "bits_per_byte": bits}
+        (copy / f"evaluation_{name}.json").write_text(json.dumps(figures))
+    experiment, params, step = load_run(str(copy))
+    write_model(experiment, params, step, str(copy), str(tmp_path / "out"))
+    card = (tmp_path / "out" / "README.md").read_text().splitlines()
+    rows = [line for line in card if line.startswith("| evaluation, ")]
+    assert sorted(rows) == [
+        "| evaluation, own_text_mine_txt_validation | step 6: bits_per_byte 7.5000 |",
+        "| evaluation, validation | step 6: bits_per_byte 1.2500 |",
+    ]
+
+
 def test_outside_code_of_a_model_is_allowed_by_name(run, tmp_path, monkeypatch):
     (tmp_path / "own_memories.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
