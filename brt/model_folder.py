@@ -167,7 +167,7 @@ def write_model(
     kinds = (kind for kind, cls in KINDS.items() if isinstance(vocabulary, cast(type, cls)))
     kind = next(kinds, None)
     path = getattr(vocabulary, "path", "") if kind else ""
-    file = os.path.basename(path) if os.path.isfile(path) else ""
+    file = os.path.basename(path) if as_path(path).is_file() else ""
     config = {
         "model_type": "brt",
         "architectures": [type(experiment.model).__name__],
@@ -182,7 +182,7 @@ def write_model(
         settings += f"\nvocabulary_size = {experiment.model.vocabulary_size}\n"
     further = {GIN: settings.encode()}
     if file:
-        further[file] = Path(path).read_bytes()
+        further[file] = as_path(path).read_bytes()
     further[CARD] = model_card(experiment, step, workdir, tensors).encode()
     copied_from = path if os.path.isdir(path) else None
     write_folder(output, config, tensors, copied_from, further)

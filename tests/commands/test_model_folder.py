@@ -9,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 
+import fsspec
 import jax
 import numpy as np
 import pytest
@@ -226,6 +227,18 @@ def test_a_card_shows_a_command_on_one_line(run, tmp_path):
     write_model(experiment, params, step, str(copy), str(tmp_path / "out"))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "\n## b" not in card and "\x1b" not in card
+
+
+def test_a_folder_has_the_vocabulary_of_a_bucket(run, tmp_path):
+    words = "memory://of_model_folder/words.txt"
+    with fsspec.open(words, "wb") as file:
+        file.write((run / "words.txt").read_bytes())
+    binding = f'Corpus.vocabulary = "words:{words}"'
+    experiment, params, step = load_run(str(run / "run"), [binding])
+    write_model(experiment, params, step, str(run / "run"), str(tmp_path / "out"))
+    read, _, _ = load_run(str(tmp_path / "out"))
+    fingerprint = experiment.trainer.corpus.vocabulary.fingerprint
+    assert read.trainer.corpus.vocabulary.fingerprint == fingerprint
 
 
 def test_a_card_tells_a_text_of_ones_own_from_the_run_s_split(run, tmp_path):
