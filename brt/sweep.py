@@ -38,7 +38,7 @@ from brt.bindings.read_bindings import differences
 from brt.data.extras import MissingExtra
 from brt.data.text_flag import CONFIG, define_text, text_bindings
 from brt.experiment import Experiment
-from brt.host.progress import Progress
+from brt.host.progress import reported
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
@@ -174,21 +174,16 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
 
 def check_configs(files: Sequence[Path], devices: int | None) -> None:
     """Refuses entries that cannot be trained or evaluated on so many devices (None: elsewhere)."""
-    progress = Progress("checking entries", len(files))
-    try:
-        for number, file in enumerate(files, 1):
-            config.parse([file], allow_imports=FLAGS.allow_imports)
-            try:
-                experiment = Experiment.from_gin()
-                if devices:
-                    mesh = abstract_mesh(experiment.trainer.mesh, devices)
-                    experiment.check_mesh(mesh)
-                    check_data(experiment)
-            except ValueError as error:
-                raise SweepError(f"{file}: {error}") from error
-            progress.update(number)
-    finally:
-        progress.close()
+    for file in reported(files, "checking entries", len(files)):
+        config.parse([file], allow_imports=FLAGS.allow_imports)
+        try:
+            experiment = Experiment.from_gin()
+            if devices:
+                mesh = abstract_mesh(experiment.trainer.mesh, devices)
+                experiment.check_mesh(mesh)
+                check_data(experiment)
+        except ValueError as error:
+            raise SweepError(f"{file}: {error}") from error
 
 
 def write_entry(folder: Path, entry: SweepEntry) -> Path:

@@ -5,6 +5,7 @@ Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the pu
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -137,8 +138,7 @@ class SampleDecoder:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields targets and predictions, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
-        progress = Progress(label or "", count, quiet=not label)
-        try:
+        with closing(Progress(label or "", count, quiet=not label)) as progress:
             for start in range(0, count, self.rows):
                 documents_B = np.arange(start, start + self.rows)
                 # Elements without a sample repeat the last one.
@@ -152,8 +152,6 @@ class SampleDecoder:
                 here = min(self.rows, count - start)
                 yield tokens_BL[:here, self.first : self.first + self.scored], predicted_BS[:here]
                 progress.update(start + here)
-        finally:
-            progress.close()
 
 
 def write(

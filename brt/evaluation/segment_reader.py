@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, cast
 
 import jax
@@ -157,7 +158,7 @@ class SegmentReader:
         prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K))
         progress = Progress(label or "", steps, quiet=not label)
         pending: list = []
-        try:
+        with closing(prefetch), closing(progress):
             for first in range(0, steps, K):
                 batch = prefetch.next()
                 scores = run(first, batch)
@@ -166,9 +167,6 @@ class SegmentReader:
                 pending = _fetched(stream, slice(rows), segments, batch, scores)
                 progress.update(segments.stop)
             yield from pending
-        finally:
-            prefetch.close()
-            progress.close()
 
 
 def _with_state_replaced(state, caches, empty, replaced, neighbours_B):

@@ -104,10 +104,7 @@ class Progress:
 
 def reported(items: Iterable, label: str, total: int | None = None, delay: float = 0.0) -> Iterator:
     """Yields items and shows how many are done."""
-    progress = Progress(label, total, delay=delay)
-    try:
+    with contextlib.closing(Progress(label, total, delay=delay)) as progress:
         for number, item in enumerate(items, 1):
             yield item
             progress.update(number)
-    finally:
-        progress.close()

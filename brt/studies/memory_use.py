@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import jax
@@ -149,7 +150,7 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int) 
     caches, step = _probe(run)
     prefetch = Prefetch(stream, run.mesh, 0, stream.num_steps)
     measured: list[dict[str, float]] = []
-    try:
+    with closing(prefetch):
         for number in range(stream.num_steps):
             if number >= segments and measured:
                 break
@@ -158,8 +159,6 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int) 
             caches, metrics = step(run.params, caches, prefetch.next(), later_B)
             if later_B.any():
                 measured.append({name: float(to_host(x)) for name, x in metrics.items()})
-    finally:
-        prefetch.close()
     numbers = {
         name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]
     }
