@@ -55,6 +55,7 @@ from brt.storage.shipped import configs_root
 from brt.sweeps.entries import SweepEntry, read_sweep
 from brt.sweeps.running import SweepRun, command, device_count, run_all, runs_of, shell_line
 from brt.sweeps.scales import SCALES, SweepError
+from brt.training.over_time.mesh import divided
 from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
@@ -179,8 +180,9 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
         try:
             experiment = Experiment.from_gin()
             if devices:
-                mesh = abstract_mesh(experiment.trainer.mesh, devices)
-                experiment.check_mesh(mesh)
+                trainer = experiment.trainer
+                mesh = abstract_mesh(trainer.mesh, devices)
+                experiment.check_mesh(divided(trainer, experiment.model, mesh))
                 check_data(experiment)
         except ValueError as error:
             raise SweepError(f"{file}: {error}") from error

@@ -12,6 +12,7 @@ import jax
 
 from brt.experiment import Configuration
 from brt.models.model import LanguageModel
+from brt.training.over_time.mesh import divided
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
 
@@ -70,7 +71,8 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
 
 
 def step_bytes(experiment: "Experiment") -> int:
-    mesh = make_mesh(experiment.trainer.mesh)
+    trainer = experiment.trainer
+    mesh = divided(trainer, experiment.model, make_mesh(trainer.mesh))
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
         state = experiment.abstract_state(mesh)

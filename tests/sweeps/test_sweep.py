@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_entries import a_file
-from tiny_run import Killed, contents
+from tiny_run import Killed, contents, write_config
 
 from brt import command_line, sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
@@ -102,6 +102,15 @@ def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
         run_script(monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
+
+
+def test_a_sweep_s_check_divides_time_as_training_does(tmp_path):
+    settings = "segments_per_step = 2", "tokens_per_step = 32", "devices_over_time = 2"
+    config = write_config(tmp_path, *(f"Trainer.{setting}" for setting in settings))
+    sweep.FLAGS(["sweep"])
+    sweep.check_configs([config], 2)  # one batch element on two devices
+    with pytest.raises(SweepError, match=r"devices_over_time = 2 must divide the 3 devices"):
+        sweep.check_configs([config], 3)
 
 
 def test_after_a_failed_run_no_other_run_starts(monkeypatch, tmp_path):

@@ -84,3 +84,10 @@ def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
     found = longest_segment(Configuration([str(path)]).experiment, 4 * 64, report=lambda line: None)
     assert found == (60, {length: 4 * length for length in (12, 24, 60, 72)})
+
+
+def test_the_step_that_is_measured_is_divided_over_time(tmp_path):
+    settings = "Trainer.segments_per_step = 2", "Trainer.devices_over_time = 2"
+    experiment = Configuration([write_config(tmp_path, *settings)]).experiment()
+    with pytest.raises(ValueError, match=r"devices_over_time = 2 must divide the 1 devices"):
+        step_bytes(experiment)
