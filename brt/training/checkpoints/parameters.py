@@ -190,19 +190,14 @@ def from_named_arrays(abstract: Any, arrays: Mapping[str, Any], folder: Any) -> 
 
 
 def merged(params: Any, replacements: Mapping) -> Any:
-    flat, structure = jax.tree_util.tree_flatten_with_path(params)
-    leaves_of_replacements = jax.tree_util.tree_leaves_with_path(replacements)
-    left = {_name(path): array for path, array in leaves_of_replacements}
-    leaves = []
-    for path, old in flat:
-        name = _name(path)
-        new = left.pop(name, None)
-        if new is not None and new.shape != old.shape:
-            raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
-        leaves.append(old if new is None else new)
-    if left:
-        raise ValueError(f"The model has no parameter {next(iter(left))}.")
-    return jax.tree.unflatten(structure, leaves)
+    shapes = {name: old.shape for name, old in named_arrays(params).items()}
+    given = named_arrays(replacements)
+    for name, new in given.items():
+        if name not in shapes:
+            raise ValueError(f"The model has no parameter {name}.")
+        if new.shape != shapes[name]:
+            raise ValueError(f"The parameter {name} is {shapes[name]} and {new.shape} was given.")
+    return jax.tree_util.tree_map_with_path(lambda path, old: given.get(_name(path), old), params)
 
 
 _name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
