@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, Stream, with_empty_rows
 from brt.data.streams.batch import Batch
@@ -13,35 +12,18 @@ from brt.data.token_scores import TokenScores
 from brt.evaluation.segment_reader import SegmentReader
 from brt.experiment import Experiment
 from brt.models.diagonal import run_diagonally
-from brt.models.mesh_axes import spec
-from brt.training.sharding import shardings
-
-
-def segment_reader(
-    experiment: Experiment, mesh: jax.sharding.Mesh, rows: int, segment_length: int, answers: bool
-) -> SegmentReader:
-    together = experiment.evaluation.segments_together
-    if together == 1:
-        return SegmentReader(experiment, mesh, rows, segment_length, answers=answers)
-    return DiagonalReader(experiment, mesh, rows, segment_length, together)
 
 
 class DiagonalReader(SegmentReader):
-    """A `SegmentReader` that runs K segments at once, with the state kept or cleared.
-
-    With another state, or with replacements at some steps, it runs one segment after another.
+    """A `SegmentReader` that runs `Evaluation.segments_together` segments at once, with the state
+    kept or cleared before each.
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        mesh: jax.sharding.Mesh,
-        rows: int,
-        segment_length: int,
-        together: int,
+        self, experiment: Experiment, mesh: jax.sharding.Mesh, rows: int, segment_length: int
     ):
         super().__init__(experiment, mesh, rows, segment_length)
-        self.together = together
+        self.together = experiment.evaluation.segments_together
 
         def run(params, caches, batch, clear):
             model = experiment.bind_evaluated(params, segment_length)
@@ -50,12 +32,11 @@ class DiagonalReader(SegmentReader):
             scores = jax.lax.map(lambda x: model.token_losses(*x), (x_KBTD, batch.targets_KBT))
             return caches, scores
 
-        layout = shardings(jax.eval_shape(self.empty, experiment.abstract_params), mesh)
         self._run = jax.jit(
             run,
             static_argnames="clear",
             donate_argnames="caches",
-            out_shardings=(layout, NamedSharding(mesh, spec("KBT"))),
+            out_shardings=self._results,
         )
 
     def read(
@@ -67,9 +48,7 @@ class DiagonalReader(SegmentReader):
         max_steps: int | None = None,
         label: str | None = None,
     ) -> Iterator[TokenScores]:
-        if state not in ("kept", "cleared") or replaced:
-            yield from super().read(params, stream, state, replaced, max_steps, label)
-            return
+        assert state in ("kept", "cleared") and replaced is None
         caches = self.empty(params)
 
         def run(first, batch):

@@ -14,10 +14,11 @@ from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
 from brt.data.token_scores import Score, Sums, TokenScores
-from brt.evaluation.diagonal import segment_reader
+from brt.evaluation.diagonal import DiagonalReader
 from brt.evaluation.free_running import FreeRunning, SampleDecoder
 from brt.evaluation.labels.scores import label_score
 from brt.evaluation.scores import StoreSums, TokenSums
+from brt.evaluation.segment_reader import SegmentReader
 from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
@@ -35,7 +36,12 @@ class Evaluator:
         self.store = store
         rows, T = experiment.evaluated_shape
         self.segment_length = T
-        self.reader = segment_reader(experiment, mesh, rows, T, trainer.stream == "labelled")
+        sizes = experiment, mesh, rows, T
+        self.reader = (
+            DiagonalReader(*sizes)
+            if evaluation.segments_together > 1
+            else SegmentReader(*sizes, answers=trainer.stream == "labelled")
+        )
         self.stream = evaluation_pass(
             *(trainer.stream, store, rows, T, evaluation.stride),
             *(trainer.segments_per_step, trainer.labelled),

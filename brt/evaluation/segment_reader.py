@@ -111,12 +111,13 @@ class SegmentReader:
         init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
+        self._results = layout, NamedSharding(mesh, spec("KBT"))
         self.empty = jax.jit(init, out_shardings=layout)  # from params; added rows included
         self._step = jax.jit(
             step,
             static_argnames="state",
             donate_argnames="caches",
-            out_shardings=(layout, NamedSharding(mesh, spec("KBT"))),
+            out_shardings=self._results,
         )
         self.has_state = bool(with_state(abstract))
 
