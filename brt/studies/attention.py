@@ -91,7 +91,7 @@ class Attention(Study):
             widest = _add_spans(study, reader, layout)
             if example and parts.cache:
                 _add_example(study, run, layout, widest, *example)
-        if parts.read or classes > 1:
+        if (parts.read or classes > 1) and counts.any():
             add_lines(study, parts, maps, of_samples=classes > 1)
         study["summary"] = study["summary"] or NOTHING_READ
         return study

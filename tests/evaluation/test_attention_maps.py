@@ -167,6 +167,13 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
         assert entry["x_borders"] == entry["y_borders"] == [S, S + T]
 
 
+def test_first_segments_alone_have_no_line_of_a_memory(rmt):
+    one = ALL[rmt.store.lengths_D < 2 * T]
+    found = Attention(tokens=10**6).measure(rmt, {}, one, seed=0)
+    assert found["summary"] == attention.NOTHING_READ
+    assert found["maps"] == [] and not any("mass" in name for name in found["numbers"])
+
+
 def lines_of(parts, maps, of_samples):
     """The study's content where such maps were read, and nothing else."""
     study = content({}, [], "", arrays={}, maps=[], texts=[])
