@@ -99,7 +99,8 @@ def _by_part(name, manifest, bits_T, weights_T):
         sums = np.bincount(part_T, bits_T[begin:], parts)
         counts = np.bincount(part_T, weights_T[begin:], parts)
         known = np.flatnonzero(counts)
-        points = (known * length // parts).tolist(), (sums[known] / counts[known]).tolist()
+        firsts = -(-known * length // parts)
+        points = firsts.tolist(), (sums[known] / counts[known]).tolist()
         labels = f"position in the {unit}, tokens", "bits per token"
         yield curve(f"by position in the {unit}, {name}", *points, *labels)
 

@@ -70,6 +70,17 @@ def test_places_are_means_over_all_but_first_segments(made):
         assert len(part["x"]) == length
 
 
+def test_a_part_of_a_long_block_is_at_its_first_token(store_of, tmp_path):
+    """100 tokens in 64 parts: some have two tokens."""
+    store, nats = store_of([450]), np.float32(np.random.default_rng(2).exponential(size=450))
+    made = {"a": fabricate(tmp_path / "a", store, [nats], segment_length=200, window=100)}
+    part = part_of(loss_by_position(made, store, [0]), "block", "a")
+    assert len(part["x"]) == 64
+    for (x, end), y in zip(itertools.pairwise([*part["x"], 100]), part["y"], strict=True):
+        tokens = [nats[t] for t in range(200, 450) if x <= t % 100 < end]
+        assert y == pytest.approx(np.mean(tokens, dtype=float) / math.log(2))
+
+
 def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
     store, rng = store_of(LENGTHS, weighted=True), np.random.default_rng(1)
     nats = [np.float32(rng.exponential(size=length)) for length in LENGTHS]
