@@ -6,18 +6,15 @@ The bytes are the compiler's; nothing is run.
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from brt.experiment import Configuration
+from brt.experiment import Configuration, Experiment
 from brt.models.model import LanguageModel
 from brt.training.over_time.mesh import divided
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 STEP = 4
@@ -70,7 +67,7 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
     return LongestFitting(short * interval, dict(sorted(tried.items())))
 
 
-def step_bytes(experiment: "Experiment") -> int:
+def step_bytes(experiment: Experiment) -> int:
     trainer = experiment.trainer
     mesh = divided(trainer, experiment.model, make_mesh(trainer.mesh))
     experiment.check_mesh(mesh)
@@ -86,7 +83,7 @@ def step_bytes(experiment: "Experiment") -> int:
 
 
 def longest_segment(
-    build: Callable[[Sequence[str]], "Experiment"],
+    build: Callable[[Sequence[str]], Experiment],
     budget: int,
     also: Sequence[str] = (),
     report: Callable[[str], None] = print,

@@ -8,18 +8,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from brt.benchmarks.tables import Column, aligned
-from brt.experiment import Configuration
+from brt.experiment import Configuration, Experiment
 from brt.host.progress import Progress
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
 """The last four are those of Table 7."""
@@ -37,7 +34,7 @@ COLUMNS = (
 
 
 def measure(
-    build: Callable[[Sequence[str]], "Experiment"], lengths: Sequence[int], rounds: int
+    build: Callable[[Sequence[str]], Experiment], lengths: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
     """Times both models of a config at each attention length; figures are medians over rounds.
 

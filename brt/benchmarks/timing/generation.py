@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,21 +12,18 @@ from flax import nnx
 
 from brt.data.streams.batch import Segment
 from brt.evaluation.segment_reader import read_segment
-from brt.experiment import Configuration
+from brt.experiment import Configuration, Experiment
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.host.progress import Progress
 from brt.token_ids import BEGIN
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 WINDOWS = 5
 PARTS = 20
 
 
 def measure_generation(
-    experiment: "Experiment", positions: Sequence[int], tokens: int
+    experiment: Experiment, positions: Sequence[int], tokens: int
 ) -> dict[str, Any]:
     """Times a model with random parameters on one document of random tokens.
 
