@@ -72,9 +72,6 @@ class Compare(Study):
     def __init__(self, against: Annotated[str, OneOf(ABLATIONS)] = "cleared"):
         self._against = against
 
-    def against(self, others: Runs) -> str | None:
-        return None if others else self._against
-
     def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         if not others and not run.has_state:
             raise ValueError(
@@ -87,7 +84,8 @@ class Compare(Study):
         else:
             other = run.recording(self._against, documents)
         drawn = choose_documents(run.store, DRAWN, seed)
-        return compare(kept, other, run.store, run.vocabulary, documents, drawn)
+        found = compare(kept, other, run.store, run.vocabulary, documents, drawn)
+        return found if others else found | {"against": self._against}
 
 
 def compare(

@@ -79,9 +79,6 @@ class Study(abc.ABC):
             others: further runs, at most `most_others`.
         """
 
-    def against(self, others: Runs) -> str | None:
-        return None
-
 
 def studies() -> dict[str, type[Study]]:
     """Returns all studies by name, and registers them with gin."""
@@ -135,8 +132,6 @@ def run_study(
         head["others"] = list(map(str, others))
     elif others:
         head["other"] = str(next(iter(others)))
-    elif against := study.against(others):
-        head["against"] = against
     head["documents"] = documents.tolist()
     return head | study.measure(run, others, documents, seed)
 
