@@ -82,18 +82,9 @@ class Study(abc.ABC):
 
 def studies() -> dict[str, type[Study]]:
     """Returns all studies by name, and registers them with gin."""
-    package = importlib.import_module("brt.studies")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    modules = [importlib.import_module(f"brt.studies.{name}") for name in names]
-    return {
-        _name(value): value
-        for module in modules
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Study)
-        and not inspect.isabstract(value)
-        and value.__module__ == module.__name__
-    }
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"brt.studies.{module.name}")
+    return {_name(study): study for study in sorted(Study.__subclasses__(), key=_name)}
 
 
 def _name(study: type[Study]) -> str:
