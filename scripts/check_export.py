@@ -22,7 +22,7 @@ from recordings.pretrained_errors import body_of, bound, kind_of, split_with
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.language_model import PretrainedLanguageModel
-from brt.pretrained.reader import PretrainedReader
+from brt.pretrained.reader import HEADS, PretrainedReader
 
 TOLERANCE = 2e-5
 LONGEST = 64
@@ -52,12 +52,6 @@ else:
     logits = found.logits
 np.save(outputs, logits.float().numpy())
 """
-ANSWERS = {
-    "ForSequenceClassification": "classes",
-    "ForQuestionAnswering": "spans",
-    "ForConditionalGeneration": "words",
-}
-"""A reader's targets by the ending of `architectures`."""
 
 
 def python_with_transformers(given: str | None = None) -> str | None:
@@ -98,7 +92,7 @@ def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
 def _answers(folder):
     config = HubFolder(folder).config
     (architecture,) = config["architectures"]
-    targets = next((name for end, name in ANSWERS.items() if architecture.endswith(end)), None)
+    targets = next((name for name, end in HEADS.items() if architecture.endswith(end)), None)
     if targets is None:
         raise SystemExit(f"{folder}: {architecture} has a head that no reader has.")
     if config.get("problem_type") == "multi_label_classification":

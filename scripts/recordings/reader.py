@@ -23,13 +23,6 @@ from brt.token_ids import PADDING
 from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with
 
 HEAD_ROWS = "lm_head_rows"
-WORDS = {
-    "bert": "bert.embeddings.word_embeddings.weight",
-    "roberta": "roberta.embeddings.word_embeddings.weight",
-    "deberta-v2": "deberta.embeddings.word_embeddings.weight",
-    "t5": "shared.weight",
-}
-"""The embedding matrix on disk, which in the wrapper holds the memory, too."""
 
 
 class Replay:
@@ -142,7 +135,9 @@ class Replay:
 
     def disk(self, grads: Any) -> dict[str, np.ndarray]:
         found = self.names.write(grads)
-        words = WORDS[self.kind]
+        # In the wrapper the embedding matrix holds the memory, too.
+        embedding = "body.embedding_VD"
+        words = next(t.name for t in self.names.tensors if embedding in t.parameters)
         found[words] = np.concatenate([found[words], np.asarray(grads["memory_SD"])])
         if HEAD_ROWS in grads:
             rows = np.asarray(grads[HEAD_ROWS])
