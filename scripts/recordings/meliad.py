@@ -22,14 +22,7 @@ from brt.models.caches import select_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
 from brt.models.model import LanguageModel
 from brt.models.sizes import Sizes
-
-
-def parameters_of(recording: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix("params/"): recording[name]
-        for name in recording
-        if name.startswith("params/")
-    }
+from recordings import below, relative_error
 
 
 def bindings_of(recording: Mapping[str, Any]) -> dict[str, str]:
@@ -46,7 +39,7 @@ def load(recording: Mapping[str, Any], search: str = "bucketed") -> BlockRecurre
         size, neighbours = bindings["database_size"], bindings["memory_num_neighbors"]
         memory = dict(size=int(size), neighbours=int(neighbours), search=search)
     window = int(bindings["WINDOW_LENGTH"])
-    return meliad_checkpoint.load(parameters_of(recording), window, **memory)
+    return meliad_checkpoint.load(below(recording, "params/"), window, **memory)
 
 
 def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarray, list[tuple]]:
@@ -130,10 +123,7 @@ def gradient_error(
     for path, leaf in nnx.to_flat_state(grads):
         name = name_of(path)
         if name != "begin":
-            recorded = recording[f"{prefix}/{name}"]
-            largest = np.abs(recorded).max()
-            difference = np.abs(recorded - np.asarray(leaf[...])).max()
-            errors.append(difference / (largest if largest > 0 else 1.0))
+            errors.append(relative_error(leaf[...], recording[f"{prefix}/{name}"]))
     return np.max(errors)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from brt.models.checkpoints import melodi as melodi_checkpoint
-from recordings.meliad import bindings_of, gradient_error, parameters_of, replay
+from recordings import below
+from recordings.meliad import bindings_of, gradient_error, replay
 
 
 def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> float:
@@ -21,7 +22,7 @@ def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> flo
 
 def errors(recording: Mapping[str, Any]) -> dict:
     size = int(bindings_of(recording).get("long_term_memory_size", 0))
-    model = melodi_checkpoint.load(parameters_of(recording), size)
+    model = melodi_checkpoint.load(below(recording, "params/"), size)
     logits, caches = replay(recording, model)
     found = {"logits": np.abs(logits - recording["logits"]).max()}
     for name, prefix, after in (

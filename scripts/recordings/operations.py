@@ -17,6 +17,7 @@ import numpy as np
 from brt.models.block_recurrent import lact
 from brt.models.block_recurrent.gated_delta import delta_rule
 from brt.models.ops import in_blocks
+from recordings import below
 
 Arrays = dict[str, Any]
 
@@ -120,8 +121,7 @@ def differences(
     """Returns the largest differences, of outputs and of gradients."""
 
     def named(prefix: str) -> Arrays:
-        names = [name for name in recording if name.startswith(prefix)]
-        return {name.removeprefix(prefix): np.asarray(recording[name], dtype) for name in names}
+        return {name: np.asarray(x, dtype) for name, x in below(recording, prefix).items()}
 
     weights = named("grad_cotangent_")
     expected = named("out_")

@@ -18,6 +18,7 @@ from brt.bindings.registry import configurable_class
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.source import READ_BY
 from brt.training.checkpoints.parameters import merged
+from recordings import below
 
 OUTPUTS, GRADIENTS = 5e-6, 5e-5
 """Relative to the largest entry: of all outputs of a kind, of each gradient."""
@@ -106,13 +107,8 @@ class Found:
     def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Compares gradients by their names on disk with all recorded ones."""
         without = config_of(self.recording).get("no_gradient", ())
-        recorded = {
-            key.removeprefix(prefix): value
-            for key, value in self.recording.items()
-            if key.startswith(prefix)
-        }
         name = f"gradients {prefix.strip('/')}"
-        for tensor, expected in recorded.items():
+        for tensor, expected in below(self.recording, prefix).items():
             values = tensors.get(tensor)
             if values is None or values.shape != expected.shape:
                 self.add(name, np.inf, self.gradients)

@@ -20,7 +20,7 @@ from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.memory_tokens.token_vectors import MemoryCache
 from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
 from brt.models.transformer_xl.model import TransformerXL
-from recordings.meliad import parameters_of
+from recordings import below
 from recordings.txl import cache_error, gradient_error, rows_first
 
 DETACHED = "grads_seg1_detached"
@@ -103,7 +103,7 @@ def gradients(
 
 def errors(recording: Mapping[str, Any]) -> dict:
     config = json.loads(str(recording["config_json"]))
-    model = rmt_checkpoint.load(parameters_of(recording), config)
+    model = rmt_checkpoint.load(below(recording, "params/"), config)
     outputs, logits, losses, caches = replay(recording, model)
     memories = [before[-1].memory_BSD for before in caches]
     found = {}

@@ -18,7 +18,8 @@ from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
-from recordings.meliad import parameters_of, set_attention_form
+from recordings import below, relative_error
+from recordings.meliad import set_attention_form
 
 
 def rows_first(x_TB: np.ndarray) -> np.ndarray:
@@ -98,23 +99,17 @@ def gradient_error(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> float:
-    recorded = {
-        name.removeprefix(f"{prefix}/"): recording[name]
-        for name in recording
-        if name.startswith(f"{prefix}/")
-    }
-    found = []
+    recorded, found = below(recording, f"{prefix}/"), []
     for path, leaf in nnx.to_flat_state(grads):
         expected = txl_checkpoint.recorded(recorded, path, model, more)
         if expected is not None:
-            largest = np.abs(expected).max()
-            found.append(np.abs(expected - np.asarray(leaf[...])).max() / (largest or 1.0))
+            found.append(relative_error(leaf[...], expected))
     return np.max(found)  # unlike max(), never passes over a NaN
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
     config = json.loads(str(recording["config_json"]))
-    model = txl_checkpoint.load(parameters_of(recording), config)
+    model = txl_checkpoint.load(below(recording, "params/"), config)
     set_attention_form(model, recording)
     outputs, logits, losses, caches = replay(recording, model)
     found = {}
