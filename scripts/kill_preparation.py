@@ -1,10 +1,9 @@
 """Kills and repeats a preparation at random moments, and compares the token store.
 
     python scripts/kill_preparation.py [--kills 10] [--workers 2] [--seed 0]
-    python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
 
 Exit status 0 if all files equal those of an undisturbed preparation by one process, and no finished
-shard was made twice. Makes text and a SentencePiece model without --text.
+shard was made twice. Makes text and a SentencePiece model.
 """
 
 import argparse
@@ -114,18 +113,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--text", help="pattern of text files")
-    parser.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece model')
     parser.add_argument("--shard_bytes", type=int, default=2**18)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if arguments.text:
-            texts, vocabulary = arguments.text, arguments.vocabulary or "bytes"
-        else:
-            texts, vocabulary = make_text(folder / "text", arguments.megabytes, rng)
-        settings = texts, vocabulary, str(arguments.shard_bytes)
+        texts = make_text(folder / "text", arguments.megabytes, rng)
+        settings = *texts, str(arguments.shard_bytes)
         finish(folder / "whole", 1, settings)
         once = kill_often(folder / "killed", arguments.kills, arguments.workers, settings, rng)
         whole, killed = folder / "whole" / "train", folder / "killed" / "train"
