@@ -34,9 +34,7 @@ from recordings.pretrained_errors import (
 class Replay:
     """The model of a recording, its parameters in float64, and its windows.
 
-    Args:
-        recording, config: as `errors` takes them.
-        pooled: as of `PooledMemory`.
+    pooled: as of `PooledMemory`.
     """
 
     def __init__(self, recording: Mapping[str, Any], config: Mapping[str, Any], pooled: str):

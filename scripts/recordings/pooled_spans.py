@@ -34,11 +34,7 @@ SPAN = 0
 
 
 class Replay:
-    """The model of a recording, its parameters in float64.
-
-    Args:
-        recording, config: as `errors` takes them.
-    """
+    """The model of a recording, its parameters in float64."""
 
     def __init__(self, recording: Mapping[str, Any], config: Mapping[str, Any]):
         self.recording = recording

@@ -26,11 +26,7 @@ HEAD_ROWS = "lm_head_rows"
 
 
 class Replay:
-    """The model of a recording, and its segments.
-
-    Args:
-        recording, config: as `errors` takes them.
-    """
+    """The model of a recording, and its segments."""
 
     def __init__(self, recording: Mapping[str, Any], config: Mapping[str, Any]):
         self.recording = recording
@@ -65,10 +61,6 @@ class Replay:
         nothing_B1 = ~self.present_SB[segment][:, None]
         return np.where(nothing_B1 | (ids_BT == padding), PADDING, ids_BT).astype(np.int32)
 
-    def starts(self, segment: int) -> np.ndarray:
-        before = self.present_SB[:segment].any(axis=0)
-        return ~before
-
     def read(
         self, params: Any, dtype: str, depth: int | None = None, vocabulary: bool = False
     ) -> tuple[jax.Array, dict[str, Any]]:
@@ -82,15 +74,13 @@ class Replay:
         of_model = {name: part for name, part in params.items() if name != HEAD_ROWS}
         model = bound(self.graph, of_model, dtype)
         S = len(self.present_SB)
-        caches = model.init_caches(self.present_SB.shape[1])
+        empty = caches = model.init_caches(self.present_SB.shape[1])
         memories_in, memories_out, logits, losses = [], [], [], []
         for segment in range(S):
             if depth is not None and segment <= S - 1 - depth:
-                learned = model.init_caches(self.present_SB.shape[1])
                 caches = jax.lax.stop_gradient(caches)
-                caches = select_rows(jnp.asarray(self.starts(segment)), learned, caches)
-            empty = model.init_caches(self.present_SB.shape[1])
-            caches = select_rows(jnp.asarray(self.starts(segment)), empty, caches)
+            starts_B = jnp.asarray(~self.present_SB[:segment].any(axis=0))
+            caches = select_rows(starts_B, empty, caches)
             memories_in.append(caches[1].memory_BSD)
             x = model.embed(jnp.asarray(self.inputs(segment)))
             outputs, caches, _ = model.stack(x, caches)
