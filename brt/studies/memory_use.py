@@ -137,11 +137,12 @@ def costs(
 
 
 def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int) -> dict[str, float]:
-    """Measures the first segments of each batch element, without documents' first ones.
+    """Measures those of the first steps in which a batch element continues a document.
 
     Returns:
-        Means over segments of the model's metrics, such as `layer9/state_share`; of each layer with
-        a state `gradient_norm`, of a segment's nats with respect to the state before it, and
+        Means over segments of the model's metrics of all batch elements, such as
+        `layer9/state_share`; of each layer with a state, without documents' first segments,
+        `gradient_norm`, of a segment's nats with respect to the state before it, and
         `gradient_share`, that norm times the state's over the segment's nats; and half-lives, at
         the mean `kept`, and of a state's entries at the `PERCENTILES` with fixed gates. Further
         caches count as layers.
