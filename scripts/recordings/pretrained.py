@@ -105,14 +105,13 @@ def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     config = config_of(recording)
-    if config.get("kind", "").startswith("ARPT") and "start_logits" in recording:
-        return pooled_spans.errors(recording, config)
-    if config.get("kind", "").startswith("ARPT"):
-        return pooled.errors(recording, config)
-    if config.get("kind", "").startswith("RMT") and "segment_input_ids" in recording:
-        return reader.errors(recording, config)
-    if config.get("kind", "").startswith("RMT"):
-        return memory_tokens.errors(recording, config)
+    kind: str = config.get("kind", "")
+    if kind.startswith("ARPT"):
+        replayed_by = pooled_spans if "start_logits" in recording else pooled
+        return replayed_by.errors(recording, config)
+    if kind.startswith("RMT"):
+        replayed_by = reader if "segment_input_ids" in recording else memory_tokens
+        return replayed_by.errors(recording, config)
     if config.get("task", "") in encoders.TASKS:
         return encoders.errors(recording)
     if config.get("task") == "sequence to sequence":
