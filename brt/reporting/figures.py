@@ -42,9 +42,9 @@ CURVES = (
 
 def training_curves(entries: Sequence[Group]) -> list[Plot]:
     """Returns the curves with numbers of some run; entries of one corpus share a plot."""
-    tasks: dict[str, list[Group]] = {}
+    tasks: dict[tuple[str, ...], list[Group]] = {}
     for entry in entries:
-        tasks.setdefault(str(entry.runs[0].settings.get("Corpus.store")), []).append(entry)
+        tasks.setdefault(entry.runs[0].stores, []).append(entry)
     if len(tasks) == 1:
         return _curves(entries)
     return [

@@ -151,10 +151,16 @@ class Run:
         return stopped_early(self.records)
 
     @property
+    def stores(self) -> tuple[str, ...]:
+        """The folders of its token stores, several of a mixture, in the order of their names."""
+        names = (name for name in self.settings if name.rpartition("/")[2] == "Corpus.store")
+        return tuple(sorted(str(self.settings[name]) for name in names))
+
+    @property
     def corpus(self) -> str:
         """Name of the folder of its token stores; `mixture` for several."""
-        if "Corpus.store" in self.settings:
-            return os.path.basename(str(self.settings["Corpus.store"]).rstrip("/"))
+        if len(self.stores) == 1:
+            return os.path.basename(self.stores[0].rstrip("/"))
         return "mixture"
 
     def series(self, name: str) -> tuple[list[int], list[float]]:

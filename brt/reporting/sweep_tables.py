@@ -46,7 +46,7 @@ MOST_TEXTS = 6
 
 def results(entries: Sequence[Group], title: str, split: str | None = None) -> list[Table | Plot]:
     """Returns the table of entries, and a figure if several runs are of one corpus."""
-    stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
+    stores = [entry.runs[0].stores for entry in entries]
     alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
     if not any(held_out(run, None)[0] for entry in entries for run in entry.runs):
         return []
@@ -143,7 +143,7 @@ def paired(
     def by_seed(of: Iterable[Run]) -> dict:
         found = [(run, *held_out(run, split)) for run in of]
         return {
-            (run.seed, run.settings.get("Corpus.store"), source): figures[name]
+            (run.seed, run.stores, source): figures[name]
             for run, figures, source in found
             if name in figures
         }

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 from browser import open_page
-from fabricated_runs import make_run
+from fabricated_runs import SMALL, make_run
 from marking import slow
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
@@ -87,6 +87,20 @@ def test_runs_on_other_texts_are_not_subtracted(tmp_path):
     one, other = open_runs(runs)
     assert paired([one], [other], "bits_per_token", "test") == ()
     assert paired([one], [one], "bits_per_token", "test") == (0,)
+
+
+def test_runs_on_other_mixtures_are_not_subtracted(tmp_path):
+    """`c` has the corpora of `a` by other names."""
+    runs = []
+    for name, stores in {"a": ("x", "y"), "b": ("x", "z"), "c": ("y", "x")}.items():
+        lines = *SMALL, "Trainer.model = @TransformerXL", "Trainer.segment_length = 8"
+        lines += tuple(
+            f'{scope}/Corpus.store = "{store}"' for scope, store in zip(("first", "second"), stores)
+        )
+        runs.append(make_run(tmp_path / name, None, *lines, evaluations={"test": 1}))
+    a, b, c = open_runs(runs)
+    assert paired([a], [b], "bits_per_token", "test") == ()
+    assert paired([a], [c], "bits_per_token", "test") == (0,)
 
 
 def test_seeds_are_averaged_with_a_band_in_the_entrys_colour(tmp_path):
