@@ -160,6 +160,14 @@ def test_operations_are_those_the_compiler_counts(name):
     assert 1.0 < counted / (model.flops_per_token() + hidden) < 1.02
 
 
+@pytest.mark.parametrize("name", ["txl_adaptive", "lstm_adaptive"])
+def test_looking_up_an_embedding_is_no_operation(name):
+    """Logits are products with one matrix, also where the embedding is another."""
+    tied, untied = (abstract(name, div_val=1, tied=tied) for tied in (True, False))
+    assert count_parameters(untied).embedding > count_parameters(tied).embedding
+    assert untied.flops_per_token() == tied.flops_per_token()
+
+
 LAYER = 512, 4, 128, 8
 MEMORIES = {
     "gated delta layer": (GatedDeltaLayer, LAYER, HEAD_BLOCK, 1.03),

@@ -44,7 +44,7 @@ class Bin(nnx.Module):
         std: float,
         projection_std: float,
     ):
-        self.table_VE = parameter(rngs, normal(std), size, bin_width)
+        self.table_VE = parameter(rngs, normal(std), size, bin_width, multiplied=tied)
         self.bias_V = parameter(rngs, zeros, size)
         self.projects = projects
         self.tied = tied
