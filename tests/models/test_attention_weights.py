@@ -95,3 +95,17 @@ def test_a_cached_key_changes_with_its_own_token_only(name):
         np.testing.assert_array_equal(changed & is_token, expected)
         found |= set(np.flatnonzero(changed & is_token))
     assert found == set(np.flatnonzero(is_token)) and len(found) >= 5
+
+
+def test_weights_come_with_the_logits_of_the_segment():
+    """Also in a model that adds positions as the released code does, once more to the cache."""
+    settings = dict(num_layers=2, memory_length=3, published_artefacts=True)
+    model = random_model("txl_same_length", **LEARNED | settings).for_segments(T)
+    tokens = np.random.default_rng(0).integers(0, V, (2, B, T)).astype(np.int32)
+    read, draw = quick_jit(model.__call__), quick_jit(model.attention_weights)
+    caches = read(tokens[0], model.init_caches(B))[1]
+    _, logits, after = draw(tokens[1], caches)
+    for found, expected in zip(
+        jax.tree.leaves((logits, after)), jax.tree.leaves(read(tokens[1], caches))
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

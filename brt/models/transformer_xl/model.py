@@ -290,12 +290,17 @@ class TransformerXL(Body, ShowsAttention):
         return tuple(after), metrics
 
     def stack(
-        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        caches: tuple,
+        key: jax.Array | None = None,
+        shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         T = x_BTD.shape[1]
         if self.published_artefacts:
             caches = self.positions_added_again(caches, T)
-        y_BTD, inputs = self.forward(x_BTD, self.contents(caches), self.visible(caches, T), key)
+        contents, visible_BTJ = self.contents(caches), self.visible(caches, T)
+        y_BTD, inputs = self.forward(x_BTD, contents, visible_BTJ, key, shown=shown)
         return y_BTD, *self.remember(caches, inputs)
 
     def layerwise(self) -> Layerwise | None:
@@ -342,11 +347,9 @@ class TransformerXL(Body, ShowsAttention):
         self, tokens_BT: jax.Array, caches: tuple
     ) -> tuple[AttentionWeights, jax.Array, tuple]:
         shown: list[LayerAttention] = []
-        visible_BTJ = self.visible(caches, tokens_BT.shape[1])
-        contents = self.contents(caches)
-        x_BTD, inputs = self.forward(self.embed(tokens_BT), contents, visible_BTJ, shown=shown)
-        weights = self.collected(shown, visible_BTJ, caches)
-        return weights, self.logits(x_BTD), self.remember(caches, inputs)[0]
+        x_BTD, after, _ = self.stack(self.embed(tokens_BT), caches, shown=shown)
+        weights = self.collected(shown, self.visible(caches, tokens_BT.shape[1]), caches)
+        return weights, self.logits(x_BTD), after
 
     def collected(
         self, shown: Sequence[LayerAttention], visible_BXJ: jax.Array, caches: tuple
