@@ -66,18 +66,16 @@ def scores(
     k_BJHK: jax.Array,
     content_bias_HK: jax.Array | None = None,
     positions: Positions | None = None,
-    dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns the sum of all terms over sqrt(K), (B, H, T, J).
+    """Returns the sum of all terms over sqrt(K), (B, H, T, J), at least float32.
 
     Args:
         q_BTHK, k_BJHK: queries and keys, J >= T.
         positions: of `distances(T, J)`; None if the inputs contain their positions.
-        dtype: of the scores; None: at least float32.
 
     Source: Transformer-XL, section 3.3.
     """
-    dtype = dtype or at_least_float32(q_BTHK).dtype
+    dtype = at_least_float32(q_BTHK).dtype
     keys_CHK = None if positions is None else positions.keys_CHK
     s_BHTJ = query_terms(q_BTHK, k_BJHK, content_bias_HK, keys_CHK, dtype)
     if positions is not None:
