@@ -35,29 +35,25 @@ def attend_by_distance(
     return _forward(*operands, rate)[0]
 
 
-def _keep(kept_BHTJ, rate, dtype):
-    return None if kept_BHTJ is None else kept_BHTJ.astype(dtype) / (1.0 - rate)
-
-
-def _forward(
-    q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ=None, rate=0.0
-):
+def _scores(rate, q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ):
+    """Returns scores, values and dropout factors, or None, heads first."""
     s_BHTJ = visible_scores(scores(q_BTHK, k_BJHK, content_bias_HK, positions), visible_BTJ)
-    keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
-    softmax = weighted_values(s_BHTJ, heads_first(v_BJHK), keep_BHTJ)
-    operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
+    keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ.astype(s_BHTJ.dtype) / (1.0 - rate)
+    return s_BHTJ, heads_first(v_BJHK), keep_BHTJ
+
+
+def _forward(*inputs):
+    *operands, rate = inputs
+    softmax = weighted_values(*_scores(rate, *operands))
     return heads_first(softmax.output_HQK), (operands, softmax)
 
 
 def _backward(rate, residuals, gradient_BTHK):
     # The barrier stops XLA from keeping the forward pass's scores in memory until now.
     operands, softmax, gradient_BTHK = jax.lax.optimization_barrier((*residuals, gradient_BTHK))
-    q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ = operands
-    s_BHTJ = visible_scores(scores(q_BTHK, k_BJHK, content_bias_HK, positions), visible_BTJ)
-    keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
-    ds_BHTJ, dv_BHJK = softmax_gradients(
-        softmax, s_BHTJ, heads_first(v_BJHK), keep_BHTJ, heads_first(gradient_BTHK)
-    )
+    q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, *_ = operands
+    inputs = softmax, *_scores(rate, *operands), heads_first(gradient_BTHK)
+    ds_BHTJ, dv_BHJK = softmax_gradients(*inputs)
     # The gradient of a hidden key is exactly zero. Products are in the activations' type.
     ds_BHTJ = ds_BHTJ.astype(q_BTHK.dtype)
     dpositions = keys_CHK = None
