@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from brt.models.caches import zeros_outside
 from brt.models.transformer_xl.hidden_memory import (
+    DecodingSegment,
     append_input,
     before_segment,
-    open_segment,
     visible_keys,
 )
 
@@ -29,10 +30,14 @@ def open_segments(
     if inputs is None or counts_B is None:
         inputs = [jnp.zeros((rows, 0, model.width), model.dtype)] * len(caches)
         counts_B = jnp.zeros(rows, jnp.int32)
-    return tuple(
-        open_segment(cache, room, x_BPD, counts_B, model.dtype)
-        for cache, x_BPD in zip(caches, inputs, strict=True)
-    )
+    valid_BP = jnp.arange(room) < counts_B[:, None]
+
+    def opened(before, x_BPD):
+        x_BPD = x_BPD[:, :room].astype(model.dtype)
+        x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])
+        return DecodingSegment(before, zeros_outside(valid_BP, x_BPD), counts_B)
+
+    return tuple(opened(*pair) for pair in zip(caches, inputs, strict=True))
 
 
 def decode_position(

@@ -109,19 +109,6 @@ def visible_keys(
     return jnp.concatenate([filled_BM, in_segment_BT], axis=1)[:, None] & seen
 
 
-def open_segment(
-    before: Any, room: int, x_BPD: jax.Array, fill_B: jax.Array, dtype: DTypeLike
-) -> DecodingSegment:
-    """Returns the decoding form: the cache before a segment, and room for `room` positions.
-
-    x_BPD: inputs of the segment, of which the first `fill_B` are valid.
-    """
-    x_BPD = x_BPD[:, :room].astype(dtype)
-    x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])
-    valid_BP = jnp.arange(room) < fill_B[:, None]
-    return DecodingSegment(before, jnp.where(valid_BP[..., None], x_BPD, 0), fill_B)
-
-
 def before_segment(caches: Iterable[DecodingSegment]) -> tuple:
     """Returns the segment form of caches in the decoding form."""
     return tuple(cache.before for cache in caches)
