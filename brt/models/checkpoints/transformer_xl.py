@@ -99,22 +99,18 @@ def _copies(params):
     return copies
 
 
-def _transposed(x):
-    return x.T
-
-
 def _third(number, of=3):
     return lambda x: np.split(x, of)[number].T
 
 
 _LAYER = {
-    "output_AD": Source("dec_attn.o_net.weight", _transposed),
-    "positions_DA": Source("dec_attn.r_net.weight", _transposed),
+    "output_AD": Source("dec_attn.o_net.weight", np.transpose),
+    "positions_DA": Source("dec_attn.r_net.weight", np.transpose),
     "attention_norm/scale_D": Source("dec_attn.layer_norm.weight"),
     "attention_norm/bias_D": Source("dec_attn.layer_norm.bias"),
-    "feed_forward/hidden_DF": Source("pos_ff.CoreNet.0.weight", _transposed),
+    "feed_forward/hidden_DF": Source("pos_ff.CoreNet.0.weight", np.transpose),
     "feed_forward/hidden_bias_F": Source("pos_ff.CoreNet.0.bias"),
-    "feed_forward/output_FD": Source("pos_ff.CoreNet.3.weight", _transposed),
+    "feed_forward/output_FD": Source("pos_ff.CoreNet.3.weight", np.transpose),
     "feed_forward/output_bias_D": Source("pos_ff.CoreNet.3.bias"),
     "feed_forward_norm/scale_D": Source("pos_ff.layer_norm.weight"),
     "feed_forward_norm/bias_D": Source("pos_ff.layer_norm.bias"),
@@ -125,7 +121,7 @@ _FUSED = {  # queries, keys and values in one matrix, if keys know distances
     "values_DA": Source("dec_attn.qkv_net.weight", _third(2)),
 }
 _APART = {
-    "queries_DA": Source("dec_attn.q_net.weight", _transposed),
+    "queries_DA": Source("dec_attn.q_net.weight", np.transpose),
     "keys_DA": Source("dec_attn.kv_net.weight", _third(0, of=2)),
     "values_DA": Source("dec_attn.kv_net.weight", _third(1, of=2)),
 }
@@ -179,7 +175,7 @@ def source(
 
 def _of_bin(index, name, embedding) -> Source:
     if "projection" in name:
-        return Source(_BIN[name].format(index), _transposed)
+        return Source(_BIN[name].format(index), np.transpose)
     if embedding.bins[index].projects:
         return Source(_BIN[name].format(index))
     low, high = embedding.edges[index : index + 2]  # bins of one width share a table
