@@ -156,12 +156,10 @@ class ExternalMemory(LayerMemory):
         q_BTHK, k_BTHK, v_BTHK = tokens.queries_BTHK, tokens.keys_BTHK, tokens.values_BTHK
         (B, T, H, K), scale_H = q_BTHK.shape, tokens.scale_H
         # No block of the segment reads its last block.
-        candidates = [(cache.keys_BMHK, cache.values_BMHK)]
-        if self.window < T:
-            candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))
+        candidates = (cache.keys_BMHK, k_BTHK), (cache.values_BMHK, v_BTHK)
         k_BJHK, v_BJHK = (
-            jax.lax.stop_gradient(jnp.concatenate(x, axis=1) if len(x) > 1 else x[0])
-            for x in zip(*candidates)
+            jax.lax.stop_gradient(jnp.concatenate([ring, x[:, : -self.window]], axis=1))
+            for ring, x in candidates
         )
         blocks = max(T // self.window, 1)
         visible_BGJ, empty_BJ = self._visible(cache.written_B, blocks, k_BJHK.shape[1])
