@@ -7,29 +7,19 @@ from jax.typing import DTypeLike
 
 from brt.models.fast import kernel_forms
 from brt.models.fast.kernels import gpu_attention, gpu_delta, gpu_launch
-from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout
-from brt.models.ops import WindowTables, heads_first
+from brt.models.fast.kernels.parts import Heads
+from brt.models.ops import heads_first
 
 NO_LOOP = "GPUs have kernels of its attention only"
 heads_of, window_misfit, delta = kernel_forms.heads_of, gpu_launch.window_misfit, gpu_delta
 window_attention, attend_to_window = kernel_forms.window_attention, gpu_attention.attend_to_window
 attention_to_states = kernel_forms.attention_to_states
 attend_to_states = gpu_attention.attend_to_states
-
-
-def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the bias of each distance, (H, W), and the seeds of the dropout."""
-    return WindowTables(bias_HW, tile_dropout(key, rate, len(bias_HW), 1))
+window_tables, states_dropout = kernel_forms.window_tables, kernel_forms.states_dropout
 
 
 def states_misfit(heads: Heads, queries: int, keys: int, dtype: DTypeLike) -> str | None:
     return gpu_launch.block_misfit(heads, queries, keys)
-
-
-def states_dropout(
-    key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
-) -> TileDropout | None:
-    return tile_dropout(key, rate, sizes[0], 1)
 
 
 def attention_by_head(

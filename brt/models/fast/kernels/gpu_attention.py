@@ -55,7 +55,7 @@ def attend_to_window(
     """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
     heads: `qk_norm`: queries and keys get unit length. bias_HW: of the distances 1 ... W. dropout:
-    seeds_HN2 of one tile, N = 1.
+    of its seeds, those of the first tile.
     """
     sizes = _Sizes(cached_k_BWHK.shape[1])
     arrays = q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK, scale_H, bias_HW
