@@ -182,11 +182,8 @@ class TransformerXL(Body, ShowsAttention):
         return self.segment_length
 
     def for_segments(self, length: int) -> Self:
-        return self._for_segments(length, length)
-
-    def _for_segments(self, length, positions):
         for memory in self.memories:
-            memory.check_segment(positions)
+            memory.check_segment(length)
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
         return model
@@ -366,7 +363,9 @@ class TransformerXL(Body, ShowsAttention):
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
         # The cache-update interval counts tokens only, a segment also its memory tokens.
-        return self._for_segments(layout.period, layout.positions)
+        model = self.for_segments(layout.positions)
+        model.segment_length = layout.period
+        return model
 
     def memory_tokens(self, layout: MemoryLayout) -> TransformerXLMemoryTokens:
         return TransformerXLMemoryTokens(self, layout)
