@@ -92,8 +92,6 @@ class TransformerXLLayer(nnx.Module):
         D, H, K, A = sizes.width, sizes.num_heads, sizes.head_size, sizes.attention_size
         R = position_rows
         self.sizes = sizes
-        self.num_heads = H
-        self.head_size = K
         self.encoding = encoding
         self.pre_norm = norm == "pre"
         self.drops = drops
@@ -221,7 +219,7 @@ class TransformerXLLayer(nnx.Module):
 
     def _heads(self, x_BTD, matrix_DA):
         x_BTA = matmul(x_BTD, matrix_DA[...])
-        x_BTHK = x_BTA.reshape(*x_BTA.shape[:-1], self.num_heads, self.head_size)
+        x_BTHK = x_BTA.reshape(*x_BTA.shape[:-1], self.sizes.num_heads, self.sizes.head_size)
         return constrain(x_BTHK, "BTHK") if x_BTHK.ndim == 4 else x_BTHK
 
     def _finish(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, mlp_key=None):
@@ -272,7 +270,7 @@ class TransformerXLLayer(nnx.Module):
         p_BHC = self._distance_scores(q_BHK, v_HK, distances, dtype)
         if p_BHC is not None:
             s_BHJ += jnp.take_along_axis(p_BHC, jnp.maximum(distance_BJ, 0)[:, None], axis=-1)
-        w_BH1J = weights((s_BHJ / math.sqrt(self.head_size))[:, :, None], visible_BJ[:, None])
+        w_BH1J = weights((s_BHJ / math.sqrt(self.sizes.head_size))[:, :, None], visible_BJ[:, None])
         w_BHJ = w_BH1J[:, :, 0].astype(x_BD.dtype)
         edges = list(itertools.accumulate(part_BJD.shape[1] for part_BJD in parts[:-1]))
         y_BHD = sum(
@@ -300,4 +298,4 @@ class TransformerXLLayer(nnx.Module):
         return jnp.einsum("BHK,DHK->BHD", q_BHK, self._by_head(matrix_DA, q_BHK.dtype))
 
     def _by_head(self, matrix_DA, dtype):
-        return matrix_DA[...].astype(dtype).reshape(-1, self.num_heads, self.head_size)
+        return matrix_DA[...].astype(dtype).reshape(-1, self.sizes.num_heads, self.sizes.head_size)
