@@ -72,11 +72,12 @@ class RowSource(FileSource):
     def read(self, part: Row) -> Document:
         before, rows = self._rows_after
         # Shards are ranges of rows, so the next row is nearly always in the open file.
+        skipped = 0
         if before is None or part.file != before.file or part.number <= before.number:
             rows = self.rows(part.file, part.number)
         else:
-            rows = itertools.islice(rows, part.number - before.number - 1, None)
-        row = next(rows, None)
+            skipped = part.number - before.number - 1
+        row = next(itertools.islice(rows, skipped, None), None)
         if row is None:
             raise ValueError(f"{part.file} lost row {part.number}: run the same command again.")
         self._rows_after = part, rows

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pickle
+import time
 from contextlib import nullcontext
 
 import fsspec
@@ -104,6 +105,20 @@ def test_rows_can_be_read_in_any_order_by_another_process(tmp_path):
         source.read(source.parts("train")[4])
         copy, parts = pickle.loads(pickle.dumps((source, source.parts("train"))))
         assert [copy.read(parts[n]).data.decode() for n in order] == [TEXTS[n] for n in order]
+
+
+def test_a_row_takes_as_long_in_a_long_file_as_in_a_short_one(tmp_path):
+    seconds = []
+    for files_of_rows in (20, 1):
+        folder = tmp_path / f"{files_of_rows}"
+        folder.mkdir()
+        for number in range(files_of_rows):
+            lines = b'{"text": "a line"}\n' * (20_000 // files_of_rows)
+            (folder / f"{number}.jsonl").write_bytes(lines)
+        begun = time.process_time()
+        assert texts_of(JsonLines(str(folder))) == ["a line"] * 20_000
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 4 * seconds[0]
 
 
 def test_stores_do_not_depend_on_the_number_of_processes(tmp_path):
