@@ -134,15 +134,17 @@ class RemotePath:
         """
         with _storage(self, "listed") as storage:
             if "*" in self._url:
+                root = self._url.partition("*")[0].rpartition("/")[0]
+                inside = storage._strip_protocol(root)
                 entries = list(storage.glob(self._url, detail=True).values())
             else:
                 entries = storage.ls(self._url, detail=True)
-        scheme = self._url.partition("://")[0]
         stamps = {}
         for entry in entries:
             if entry["type"] == "file":
-                url = f"{scheme}://{entry['name'].lstrip('/')}"
-                name = url if "*" in self._url else url.rpartition("/")[2]
+                name = entry["name"].rpartition("/")[2]
+                if "*" in self._url:
+                    name = root + entry["name"].removeprefix(inside)
                 versions = repr([(key, entry.get(key)) for key in VERSIONS]).encode()
                 version = int(hashlib.sha256(versions).hexdigest()[:12], 16)
                 stamps[name] = int(entry["size"]), version

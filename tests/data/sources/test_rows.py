@@ -159,6 +159,11 @@ def test_files_of_another_storage_are_read_alike(tmp_path):
             assert texts_of(type(source)(path)) == TEXTS
 
 
+def test_a_pattern_may_begin_with_file(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(json_lines(TEXTS))
+    assert texts_of(JsonLines(f"file://{tmp_path}/*.jsonl")) == TEXTS
+
+
 @pytest.mark.parametrize(
     "bad",
     [
