@@ -115,11 +115,12 @@ class RemotePath:
         """Yields the folder's content, sorted; nothing if it is missing."""
         try:
             with _storage(self, "listed") as storage:
-                paths = storage.ls(self._url, detail=False)
+                folder = storage._strip_protocol(self._url)
+                paths = {str(path).rstrip("/") for path in storage.ls(self._url, detail=False)}
         except FileNotFoundError:
             return
-        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
-        yield from (self / name for name in sorted(names - {self.name, ""}))
+        names = (path.rpartition("/")[2] for path in paths - {folder})
+        yield from (self / name for name in sorted(names))
 
     def files(self) -> list["RemotePath"]:
         with _storage(self, "listed") as storage:

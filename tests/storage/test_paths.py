@@ -63,6 +63,9 @@ def test_what_is_written_is_there_for_others(bucket):
     assert (folder / "a").is_dir() and not (folder / "a").is_file()
     assert (folder / "b.txt").is_file() and (folder / "b.txt").size() == 2
     assert [path.name for path in folder.iterdir()] == ["a", "b.txt"]
+    (folder / "a/a/c").write_text("")  # a folder in one of its name
+    assert [path.name for path in (folder / "a").iterdir()] == ["a", "config.gin"]
+    (folder / "a/a/c").unlink()
     assert [path.relative_to(folder) for path in folder.files()] == ["a/config.gin", "b.txt"]
 
 
