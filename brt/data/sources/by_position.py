@@ -103,7 +103,8 @@ class SplitByPosition(FileSource):
         name, first, last = self._slice(split)
         percent = [float(100 * share) for share in (first, last)]
         percent = [int(number) if number.is_integer() else number for number in percent]
-        return {**self.source.description(name), "split": split, "percent": percent}
+        of = {} if name == "train" else {"of": name}  # as in stores of earlier versions
+        return {**self.source.description(name), "split": split, "percent": percent, **of}
 
     def _size(self, part: Any) -> int:
         size = self.source.part_bytes(part)

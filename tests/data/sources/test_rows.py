@@ -310,3 +310,21 @@ def test_many_documents_stay_whole(tmp_path):
     assert source.description("test[:50%]")["percent"] == [95, 97.5]
     with pytest.raises(ValueError, match="has no slice 'dev"):
         texts_of(source, "dev[:50%]")
+
+
+def test_a_slice_of_another_split_is_another_source(tmp_path):
+    for split in ("train", "other"):
+        (tmp_path / f"{split}.txt").write_text(f"{split}\n" * 10)
+    files_of_splits = TextFiles(str(tmp_path / "{split}.txt"))
+    train, other = (
+        Corpus(
+            str(tmp_path / "stores"),
+            SplitByPosition(files_of_splits, {"dev": f"{split}[:50%]"}),
+            "bytes",
+        )
+        for split in ("train", "other")
+    )
+    train.prepare("dev", quiet=True, workers=1)
+    assert train.open("dev").num_tokens == len("train\n" * 5)
+    with pytest.raises(ValueError, match="made from another source"):
+        other.open("dev")
