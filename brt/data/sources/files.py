@@ -176,7 +176,7 @@ class SourceTree(FileSource):
                     f"or SourceTree.suffixes (now {self.suffixes}) to its files."
                 )
             return root, dict(sorted(trees.items()))
-        ranked = sorted(trees, key=lambda t: hashlib.sha256(f"split:{t}".encode()).hexdigest())
+        ranked = sorted(trees, key=lambda t: hashlib.sha256(os.fsencode(f"split:{t}")).hexdigest())
         share = max(1, round(self.held_out * len(ranked)))
         if len(ranked) < 2 * share + 1:
             raise ValueError(

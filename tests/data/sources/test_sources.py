@@ -181,6 +181,14 @@ def test_a_package_is_one_document_with_file_headers(tmp_path):
     )
 
 
+def test_names_that_are_not_utf8_are_kept(tmp_path):
+    (tree(tmp_path) / os.fsdecode(b"caf\xe9.py")).write_bytes(b"x = 1\n")
+    source = SourceTree(str(tmp_path))
+    splits = [read(source, split) for split in ("train", "validation", "test")]
+    found = [split[name] for split in splits for name in split if name.startswith("caf")]
+    assert found == [b"# file: caf\xe9.py\nx = 1\n"]
+
+
 def test_an_article_is_one_file_or_its_folders_files(tmp_path):
     fill(tmp_path, {"train/1.tex": b"one", "train/2/main.tex": b"a", "train/2/appendix.tex": b"b"})
     fill(tmp_path, {"train/2/figure.pdf": b"no", "test/3.tex": b"three"})
