@@ -13,6 +13,7 @@ A question and its text are one document, whose annotation counts tokens:
 """
 
 import abc
+import codecs
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -146,7 +147,7 @@ def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _located(path):
     advice = "copy the file again"
     with open_regular(path) as file:
-        first = file.read(64).lstrip()[:1]
+        first = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         file.seek(0)
         if first == b"[":
             for number, record in enumerate(parse_json(file.read(), list[dict], path, advice)):

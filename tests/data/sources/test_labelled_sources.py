@@ -39,6 +39,14 @@ def test_texts_with_a_class_become_a_store_and_come_back(tmp_path):
     ]
 
 
+def test_a_byte_order_mark_before_records_is_skipped(tmp_path):
+    source = LabelledTexts(str(tmp_path / "{split}.json"), Words(), ("no", "yes"))
+    record = '{"text": "one two", "label": "no"}'
+    for content in (record, f"[{record}]"):
+        (tmp_path / "train.json").write_text(f"\ufeff{content}")
+        assert only(source).data == b"one two"
+
+
 def test_pairs_are_stored_one_after_the_other(tmp_path):
     write_lines(tmp_path / "dev.jsonl", [{"a": "is it", "b": "so it is", "gold": 1}])
     source = LabelledTexts(
