@@ -201,13 +201,11 @@ def first_misfit_of_utf8(data: bytes | FileBytes) -> int | None:
 
 def count_text(data: bytes | FileBytes) -> tuple[int, int]:
     """Counts words (separated by Unicode white space) and characters; invalid UTF-8 as U+FFFD."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     words = characters = 0
     inside = False  # the text so far ends within a word
-    for start in range(0, len(data), PIECE):
-        text = decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
-        if text:
-            words += len(text.split()) - (inside and not text[0].isspace())
-            characters += len(text)
-            inside = not text[-1].isspace()
+    parts = (data[start : start + PIECE] for start in range(0, len(data), PIECE))
+    for text in codecs.iterdecode(parts, "utf-8", "replace"):
+        words += len(text.split()) - (inside and not text[0].isspace())
+        characters += len(text)
+        inside = not text[-1].isspace()
     return words, characters
