@@ -14,13 +14,14 @@ Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER), section 3 and appendix B.
 import itertools
 import math
 import string
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
-from brt.data.tasks.text_task import Ids, Prompt, TextTask, largest, new_word, scattered
+from brt.data.tasks.text_task import Ids, Prompt, TextTask, new_word, scattered
 
 NOISE = "Rain falls on the roof. A clock ticks in the hall. We walk on, and we turn back. "
 NUMBERS = 10**6, 10**7
@@ -195,8 +196,9 @@ class FrequentWords(TextTask):
         def differ(total):
             return np.all(np.diff(counts(total)[1 : facts + 2]) < 0)
 
-        total = largest(cost, room)
-        if total < 0 or not differ(total):
+        # A word has a token or more, and counts are rounded down.
+        total = bisect_right(range(room + ranks), room, key=cost) - 1
+        if not differ(total):
             needed = length - room + cost(next(filter(differ, itertools.count(1))))
             raise self.too_short(length, needed, f"{facts} words of different counts")
         parts = [self.ids(f"{word} ") for word in np.repeat(words, counts(total)).tolist()]

@@ -110,17 +110,6 @@ def scattered(
     return parts, numbers.tolist()
 
 
-def largest(cost: Callable[[int], int], room: int) -> int:
-    """Returns the largest number whose cost fits; costs rise; -1 if even 0 does not fit."""
-    low, high = -1, 1
-    while cost(high) <= room:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= room else (low, middle)
-    return low
-
-
 def new_word(random: np.random.Generator, used: set[str]) -> str:
     while True:
         consonants = random.integers(0, 16, 3)
