@@ -1,6 +1,7 @@
 """Preparation by jobs: a corpus of ten files to try it on, and threads that do what workers do."""
 
 import os
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from preparation_reference import Observed
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
 from brt.data.stores import shards, store_cache
-from brt.data.stores.distributed import JobRunner, make_shard, maker_of
+from brt.data.stores.distributed import JobRunner, make_shard
 from brt.storage.paths import RemotePath
 
 BUCKET = "memory://test-jobs"
@@ -33,7 +34,7 @@ class Threads(JobRunner):
         self.times = times
 
     def run_job(self, setup, runs):
-        makers = [maker_of(setup) for _ in range(self.workers)]
+        makers = [pickle.loads(setup) for _ in range(self.workers)]
         elements = [run for run in reversed(runs) for _ in range(self.times)]
         ended = threading.Event()
 

@@ -161,7 +161,7 @@ def make_counted(run: bytes, setup: bytes) -> None:
     from apache_beam.metrics import Metrics
 
     if getattr(_local, "setup", None) != setup:
-        _local.maker = maker_of(setup)
+        _local.maker = pickle.loads(setup)
         _local.setup = setup
     summary = make_shard(_local.maker, run) or {}
     for name in ("documents", "tokens", "bytes"):
@@ -170,10 +170,6 @@ def make_counted(run: bytes, setup: bytes) -> None:
 
 def packed(run: Run) -> bytes:
     return zlib.compress(pickle.dumps(run))
-
-
-def maker_of(setup: bytes) -> ShardMaker:
-    return pickle.loads(setup)
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
