@@ -143,11 +143,8 @@ def read_bytes(path: str | os.PathLike, most: int = MOST_BYTES) -> bytes:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    digest = hashlib.sha256()
     with open_regular(path) as file:
-        while data := file.read(2**20):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def read_text(path: str | os.PathLike, most: int = MOST_BYTES) -> str:
