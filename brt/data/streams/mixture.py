@@ -26,16 +26,13 @@ class MixtureStream(WholeDocuments):
     def _prepare(self) -> None:
         for part in self.store.stores:
             check_count(str(part.folder), part.num_documents, self.rows)
-        self._schedules = self._make_schedules()
         self._stretches: list[_Stretch | None] = [None] * self.rows  # the last one of each row
-
-    def _make_schedules(self) -> list[list["_Schedule"]]:
         shares = self.store.shares
         ranks = permutation(self.rows, self.seed, 0, 0, 4)
         first_B = np.searchsorted(np.cumsum(shares), (ranks + 0.5) / self.rows, side="right")
         # The shares may add up to slightly less than 1.
         first_B = np.minimum(first_B, len(shares) - 1)
-        schedules: list[list[_Schedule]] = [[] for _ in range(self.rows)]
+        self._schedules: list[list[_Schedule]] = [[] for _ in range(self.rows)]
         for number, (part, base) in enumerate(zip(self.store.stores, self.store.bases)):
             segments_D = -(-part.lengths_D // self.segment_length)
             key = self.seed, 0, number, 5
@@ -51,8 +48,7 @@ class MixtureStream(WholeDocuments):
                     *(documents + base, lengths, segments_D[documents]),
                     *(shares[number], delay, (self.seed, row, number)),
                 )
-                schedules[row].append(schedule)
-        return schedules
+                self._schedules[row].append(schedule)
 
     def _position(self, row: int, number: int) -> tuple[int, int]:
         stretch = self._stretches[row]
