@@ -103,7 +103,7 @@ class DocumentPass(EvaluationPass):
             locate(self._row_documents[row], self._firsts[row], step, self.segment_length)
             for row in rows
         ]
-        documents_B, offsets_B = np.array(positions, np.int64).reshape(-1, 2).T
+        documents_B, offsets_B = np.array(positions, np.int64).T
         return documents_B, offsets_B
 
 
