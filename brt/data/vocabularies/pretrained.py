@@ -9,7 +9,7 @@ import functools
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,8 +31,7 @@ LARGEST_ID = 2**24 - 1
 """A file must not request gigabytes of embeddings."""
 
 
-@dataclass
-class Tokenizer:
+class Tokenizer(NamedTuple):
     """A tokenizer of the library; other attributes as of `Vocabulary`.
 
     plain: a `tokenizers.Tokenizer` that encodes names of special tokens as text.
@@ -47,7 +46,7 @@ class Tokenizer:
     digest: str
     special_ids: dict[str, int]
     unknown_id: int | None = None
-    frame: Frame = Frame()  # noqa: RUF009  (it is immutable)
+    frame: Frame = Frame()
     may_be_cut: bool = False
 
 
