@@ -82,12 +82,12 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    sample = b""
+    sample = bytearray()  # appends in place: a document may be a short row
     for document in text_documents(documents):
         sample += document.data[:]
         if len(sample) >= size:
-            return sample[: sample.rfind(b"\n", 0, size) + 1] or sample
-    return sample
+            return bytes(sample[: sample.rfind(b"\n", 0, size) + 1] or sample)
+    return bytes(sample)
 
 
 def text_documents(documents: Iterable[Document]) -> Iterator[Document]:

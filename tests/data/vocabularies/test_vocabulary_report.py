@@ -1,5 +1,7 @@
 """Reports: ratios that a plain count gives, and white space that is measured, not assumed."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,16 @@ def test_a_sample_is_the_first_documents_up_to_the_end_of_a_line():
     assert sample_text(iter(documents), 2) == b"one\ntwo\n"  # no shorter line
     with pytest.raises(ValueError, match="task"):
         sample_text([Document("task", tokens=np.zeros(3, np.int32))])
+
+
+def test_the_time_of_a_sample_is_in_proportion_to_its_rows():
+    seconds = []
+    for count in (2**14, 2**17):
+        rows = [Document("row", b"twenty bytes a row.\n")] * count
+        begun = time.process_time()
+        assert len(sample_text(rows)) == 20 * count
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 30 * seconds[0]
 
 
 @pytest.mark.parametrize("coverage", [0.999, 1.0])
