@@ -12,7 +12,6 @@ from tiny_run import mesh_of
 
 from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
-from brt.training import prefetch as prefetching
 from brt.training.prefetch import Prefetch, device_batch
 from brt.training.records.goodput import Goodput
 from brt.training.sharding import owned_rows, sum_over_processes
@@ -80,19 +79,6 @@ def test_one_process_answers_for_all_rows_whatever_the_mesh(mesh_shape):
     rows = [row for first, count in parts for row in range(first, first + count)]
     assert rows == list(range(16))
     assert sum_over_processes(2**64 - 1) == 2**64 - 1
-
-
-@needs_eight
-def test_one_of_several_processes_reads_no_rows_of_others(store_of, monkeypatch):
-    monkeypatch.setattr(prefetching.jax, "process_count", lambda: 2)
-    plain = evaluation_pass("documents", store_for("documents", store_of), 8, W)
-    stream = Watched(plain)
-    prefetch = Prefetch(stream, mesh_of(8, 1), 0, 1)
-    batch = prefetch.next()
-    prefetch.close()
-    assert sorted(stream.asked) == [(0, row, 1) for row in range(8)]  # one for each device here
-    for found, wanted in zip(batch, plain.batch(0), strict=True):
-        np.testing.assert_array_equal(found, wanted)
 
 
 def test_the_next_batch_is_read_while_the_step_runs(store_of):
