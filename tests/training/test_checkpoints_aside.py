@@ -88,18 +88,15 @@ def test_a_record_with_a_value_of_another_type_is_damage(tmp_path, change):
     assert named_aside(tmp_path) == ["4-unreadable"]
 
 
-def test_a_fifo_among_the_files_is_damage_and_not_waited_for(tmp_path):
+@pytest.mark.parametrize("kind", ["FIFO", "sparse"])
+def test_a_fifo_or_a_sparse_file_is_damage_and_not_read(tmp_path, kind):
     saved(tmp_path, 2, 4)
-    path = array_file(tmp_path / "4", "params")
-    os.remove(path)
-    os.mkfifo(path)
-    assert run_on(tmp_path) == (2, [2])
-    assert named_aside(tmp_path) == ["4-unreadable"]
-
-
-def test_a_sparse_file_is_damage_and_not_read(tmp_path):
-    saved(tmp_path, 2, 4)
-    os.truncate(tmp_path / "4" / "params" / "manifest.ocdbt", 2**40)
+    if kind == "FIFO":
+        path = array_file(tmp_path / "4", "params")
+        os.remove(path)
+        os.mkfifo(path)
+    else:
+        os.truncate(tmp_path / "4" / "params" / "manifest.ocdbt", 2**40)
     assert run_on(tmp_path) == (2, [2])
     assert named_aside(tmp_path) == ["4-unreadable"]
 
