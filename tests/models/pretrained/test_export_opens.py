@@ -74,10 +74,16 @@ READERS = {
 
 def reader(name, memory=2, kind=None):
     body, targets = READERS[name]
-    build = functools.partial(
-        PretrainedReader, body=kind or KINDS[body], targets=targets, classes=3, num_memory=memory
-    )
-    return build(nnx.Rngs(0))
+    body = kind or KINDS[body]
+    return PretrainedReader(nnx.Rngs(0), body=body, targets=targets, classes=3, num_memory=memory)
+
+
+def exported(model, tmp_path):
+    """A folder with the model, its parameters random, and these."""
+    folder, model = str(tmp_path / "exported"), randomised(model, 1)
+    params = parameters(model)
+    export(model, params, folder)
+    return folder, params
 
 
 def check(folder, monkeypatch):
@@ -86,48 +92,27 @@ def check(folder, monkeypatch):
     python = script.python_with_transformers()
     if python is None:
         pytest.skip("no torch and transformers here; BRT_TRANSFORMERS_PYTHON names a Python with")
-    precision = jax.config.jax_default_matmul_precision
-    try:
-        jax.config.update("jax_default_matmul_precision", "highest")
+    with jax.default_matmul_precision("highest"):
         assert script.error(folder, python) < script.TOLERANCE
-    finally:
-        jax.config.update("jax_default_matmul_precision", precision)
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_transformers_reads_the_same_logits_from_an_export(name, tmp_path, monkeypatch):
-    model = randomised(PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name]), 1)
-    folder = str(tmp_path / "exported")
-    export(model, parameters(model), folder)
-    check(folder, monkeypatch)
+    model = PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name])
+    check(exported(model, tmp_path)[0], monkeypatch)
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path, monkeypatch):
-    model = randomised(reader(name), 1)
-    folder = str(tmp_path / "exported")
-    export(model, parameters(model), folder)
-    check(folder, monkeypatch)
+    check(exported(reader(name), tmp_path)[0], monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bert labels",
-        "deberta spans",
-        "t5 words",
-        *(
-            slow(name)
-            for name in READERS
-            if name not in ("bert labels", "deberta spans", "t5 words")
-        ),
-    ],
-)
+QUICK = "bert labels", "deberta spans", "t5 words"
+
+
+@pytest.mark.parametrize("name", [slow(name, when=name not in QUICK) for name in READERS])
 def test_an_exported_reader_is_read_again_bit_for_bit(name, tmp_path):
-    model = randomised(reader(name), 1)
-    params = parameters(model)
-    folder = str(tmp_path / "exported")
-    export(model, params, folder)
+    folder, params = exported(reader(name), tmp_path)
     opened = HubFolder(folder)
     kind = {"t5 gated": T5}.get(READERS[name][0], KINDS[READERS[name][0]].func)
     again = reader(name, memory=0, kind=functools.partial(kind, folder=folder))
@@ -166,9 +151,7 @@ def test_a_folders_class_names_are_kept_if_as_many(tmp_path):
 
 
 def test_a_head_of_another_kind_or_size_is_refused(tmp_path):
-    model = randomised(reader("bert classes"), 1)
-    folder = str(tmp_path / "exported")
-    export(model, parameters(model), folder)
+    folder, _ = exported(reader("bert classes"), tmp_path)
     body = functools.partial(BERT, folder=folder)
     with pytest.raises(ValueError, match=r"head for 3 classes, and PretrainedReader\.classes = 2"):
         PretrainedReader(nnx.Rngs(0), body=body)
