@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from brt.training.records.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes, shown
+from brt.training.records.metrics import Interval, device_peak, peak_bytes, shown
 from brt.training.train_step import StepMetrics
 
 
@@ -110,7 +110,6 @@ def test_an_interval_of_skipped_steps_only_can_still_be_reported():
 def test_the_peak_is_that_of_the_longest_name_that_fits(kind, peak, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
     assert device_peak() == peak
-    assert peak is None or peak in PEAK_FLOPS.values()
 
 
 def test_a_steps_peak_grows_with_its_arrays_without_compiling():
