@@ -138,9 +138,9 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
 
 @pytest.mark.slow
 @needs_recordings
-def test_a_wrong_number_in_a_recording_fails(check, tmp_path):
+def test_a_wrong_number_in_a_recording_fails(check, tmp_path, capsys):
     with np.load(GOLDEN / "pretrained" / "gpt2.npz", allow_pickle=False) as archive:
         recorded = dict(archive)
     (tmp_path / "models").symlink_to(GOLDEN / "pretrained" / "models")
     recorded["hidden_states/2"][0, 3, 1] += 1e-3
-    assert check(recorded) == 1
+    assert check(recorded) == 1 and "hidden_states 1.0e-03" in capsys.readouterr().out
