@@ -121,8 +121,8 @@ def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
     ("flags", "sentence"),
     [
         (["--other={}/letters"], "have different tokenizers, bytes of size 256 ("),
-        (["--other={}/one", "--gin.Recl.step=20", "--gin.Recl.longest=30"], "Recl.longest"),
-        (["--other={}/one"], "Recl.longest"),
+        (["--other={}/one", "--gin.Recl.step=20", "--gin.Recl.longest=30"], "give no two contexts"),
+        (["--other={}/one"], "is longer than Recl.longest"),
         (["--other={}/one,{}/rec"], "is the run itself"),
     ],
 )

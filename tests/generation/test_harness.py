@@ -52,7 +52,7 @@ def test_a_run_with_own_code_is_read_where_it_is_allowed(harness, tmp_path, monk
     folder = tmp_path / "run"
     shutil.copytree(CONFIGS / "trained" / "recall", folder)
     (folder / "config.gin").write_text("import own_code\n" + (folder / "config.gin").read_text())
-    with pytest.raises(ValueError, match="own_code"):
+    with pytest.raises(ValueError, match="--allow_imports=own_code"):
         harness.BrtLM(str(folder))
     harness.BrtLM(str(folder), allow_imports=["own_code"])
 

@@ -141,14 +141,14 @@ def test_each_compared_run_has_the_loss_of_its_evaluation(monkeypatch, runs):
     [
         (["--documents=2"], "--documents with --study or --record"),
         (["--other={}/slide"], "--other goes with --study"),
-        (["--gin.Evaluation.split='nothing'"], "nothing"),
+        (["--gin.Evaluation.split='nothing'"], "leads to no files"),
         (
             ["--gin.Corpus.vocabulary='words:{}/words.txt'", "--gin.Corpus.store='{}/words'"],
             "trained with the tokenizer bytes of size 256, and",
         ),
         (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
-        (["--study=reach", "--other={}/rec"], "--study=reach"),
-        (["--study=reach", "--record"], "--record"),
+        (["--study=reach", "--other={}/rec"], "--study=reach cannot read 1 further runs"),
+        (["--study=reach", "--record"], "--study and --record are two commands"),
         (["--study=compare", "--other={}/slide/../rec"], "is the run itself"),
         (["--record", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
         (["--study=reach", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
