@@ -165,7 +165,7 @@ def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
     names = {"train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"}
     for one, other in zip(found, expected, strict=True):
         assert one.get("data/ledger") == other.get("data/ledger")
-        for key in names & {*one}:
+        for key in names & {*other}:
             np.testing.assert_allclose(one[key], other[key], rtol=1e-5)
 
 

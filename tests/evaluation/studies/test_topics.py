@@ -100,6 +100,7 @@ def test_continuations_are_the_likeliest_from_scratch_each_time(runs, monkeypatc
     model = experiment.bind(params)
     store = experiment.open_store("validation")
     vocabulary = experiment.trainer.corpus.vocabulary
+    assert len(found["passages"]) == 3
     for passage in found["passages"]:
         at = passage["token"]
         context = store.tokens(passage["document"], at, at + 16).astype(np.int32)
