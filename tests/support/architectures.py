@@ -12,7 +12,6 @@ import compressive_numpy
 import melodi_numpy
 import own_memories_numpy
 import paper_numpy
-import pytest
 import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
@@ -24,6 +23,7 @@ from drawn_pretrained import draw
 from flax import nnx
 from kimi_delta_numpy import GatedDelta, KimiDelta
 from lact_numpy import Lact
+from marking import slow
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
@@ -431,8 +431,7 @@ def kinds(quick=(), slow=()) -> list:
 
 
 def _marked(names):
-    slow = {True: (pytest.mark.slow,), False: ()}
-    return [pytest.param(name, marks=slow[name in names]) for name in ARCHITECTURES]
+    return [slow(name, when=name in names) for name in ARCHITECTURES]
 
 
 def build(name, seed=0, **overrides) -> Model:

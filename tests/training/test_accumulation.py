@@ -83,12 +83,7 @@ OPTIONS = {
 }
 
 
-def slow_after(number, names):
-    marks = [()] * number + [pytest.mark.slow] * len(names)
-    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks)]
-
-
-@pytest.mark.parametrize("option", slow_after(1, list(OPTIONS)))
+@pytest.mark.parametrize("option", [slow(name, when=name != "half scored") for name in OPTIONS])
 def test_every_option_of_a_step_takes_microbatches(option):
     number, options = OPTIONS[option]
     rate = 0.3 if option == "dropout" else 0.0
@@ -105,7 +100,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("stream", slow_after(1, list(STREAMS)))
+@pytest.mark.parametrize("stream", [slow(name, when=name != "documents") for name in STREAMS])
 def test_a_run_in_microbatches_is_the_undivided_run(stream, tmp_path):
     with jax.enable_x64(False):
         path = write_config(tmp_path, *STREAMS[stream])
