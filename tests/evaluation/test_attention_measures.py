@@ -14,8 +14,8 @@ from brt.studies.attention_measures import (
 )
 
 
-def causal_weights(heads, queries, keys, seed=0):
-    scores = np.random.default_rng(seed).normal(size=(heads, queries, keys))
+def causal_weights(heads, queries, keys):
+    scores = np.random.default_rng(0).normal(size=(heads, queries, keys))
     future = np.arange(keys) > keys - queries + np.arange(queries)[:, None]
     weights = np.exp(np.where(future, -np.inf, scores))
     return weights / weights.sum(-1, keepdims=True)

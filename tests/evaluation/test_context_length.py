@@ -19,10 +19,10 @@ from brt.studies.recl import (
 CONTEXTS = np.arange(100, 1600, 100)
 
 
-def improving_until(last, start=3.0, drop=0.1, positions=50, seed=0):
+def improving_until(last, start=3.0, drop=0.1, positions=50):
     """Losses that fall by `drop` nats with each context up to `last`, and then no more: (C, P)."""
     steps_C = (np.minimum(CONTEXTS, last) - CONTEXTS[0]) / 100
-    hardness_P = np.random.default_rng(seed).uniform(0, 1, positions)
+    hardness_P = np.random.default_rng(0).uniform(0, 1, positions)
     return start - drop * steps_C[:, None] + hardness_P
 
 

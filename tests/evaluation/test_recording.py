@@ -213,7 +213,7 @@ def test_other_settings_of_the_model_begin_a_recording_anew(tmp_path):
 # What cannot be read or compared.
 
 
-def test_recordings_of_other_documents_are_not_compared(made, recorder, store_of, tmp_path):
+def test_recordings_of_other_documents_are_not_compared(recorder, store_of, tmp_path):
     stores = store_of([3, 4]), store_of([3, 5])
     one, two = (
         fabricate(tmp_path / str(n), store, [np.ones(length) for length in store.lengths_D])

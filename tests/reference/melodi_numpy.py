@@ -32,7 +32,7 @@ def heads(layer, x_ND, name, H):
     return (x_ND @ layer[name]).reshape(len(x_ND), H, A // H)
 
 
-def attend(layer, settings, position, q_HK, seen, long):
+def attend(layer, position, q_HK, seen, long):
     """Attention of one position to (keys, values) lists; the memory begins at position 0."""
     result = []
     for h, q_K in enumerate(q_HK):
@@ -111,7 +111,7 @@ class Reader:
         normed_XD = rms_norm(together_XD, layer["attention_norm"])
         outputs = []
         for i, q_HK in enumerate(heads(layer, normed_XD, "queries_DA", H)):
-            attended_A = attend(layer, self.settings, S + i, q_HK, seen, long)
+            attended_A = attend(layer, S + i, q_HK, seen, long)
             y_D = together_XD[i] + attended_A @ layer["output_AD"]
             h_D = rms_norm(y_D[None], layer["feed_forward_norm"])[0]
             mlp = layer["feed_forward"]

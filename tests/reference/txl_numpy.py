@@ -272,8 +272,8 @@ class Reader:
     def embed(self, tokens_T):
         return [embed(token, self.params, self.config) for token in tokens_T]
 
-    def run(self, x, memories, mem_len, sees=None):
-        return read_segment(x, memories, self.params, self.config, mem_len, False, sees)
+    def run(self, x, memories, mem_len):
+        return read_segment(x, memories, self.params, self.config, mem_len, artefacts=False)
 
     def scores(self, outputs):
         return np.array([log_probabilities(y, self.params, self.config)[1] for y in outputs])

@@ -23,18 +23,18 @@ class OpenedPage(NamedTuple):
     image: Path
 
 
-def open_page(url: str, folder: Path, width: int = 1200, height: int = 2400) -> OpenedPage:
+def open_page(url: str, folder: Path, width: int = 1200) -> OpenedPage:
     """Opens a page; skips the test where there is no browser that starts.
 
     Args:
         url: `file://...`.
         folder: for the page's two files; made.
-        width, height: of the window, pixels.
+        width: of the window, pixels.
     """
     if reason := missing():
         pytest.skip(reason)
     folder.mkdir(exist_ok=True)
-    _browse(url, folder, width, height).check_returncode()
+    _browse(url, folder, width, 2400).check_returncode()
     return OpenedPage((folder / "page.html").read_text(encoding="utf-8"), folder / "page.png")
 
 

@@ -105,11 +105,9 @@ def make_task_run(folder, source, *bindings, segments=1, length=24, segment=24, 
     return make_xl_run(folder, *lines, *bindings, segment=segment, **options)
 
 
-def add_recording(run, store, state, nats_T, segment_length=64, done=None):
+def add_recording(run, store, state, nats_T, done=None):
     """A recording of every token of a store, as `brt.evaluate --record` leaves it."""
     folder = run / "recordings" / f"validation-{state}"
     by_document = np.split(np.asarray(nats_T), np.cumsum(store.lengths_D)[:-1])
-    fabricate(
-        folder, store, by_document, done, state=state, segment_length=segment_length, run=str(run)
-    )
+    fabricate(folder, store, by_document, done, state=state, run=str(run))
     return folder

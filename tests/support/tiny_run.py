@@ -103,9 +103,9 @@ def collect_garbage():
     gc.collect()
 
 
-def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
+def write_corpus(folder: Path, lengths=LENGTHS):
     """Writes `<split>/<number>.txt` with characters of unequal odds, which a model can learn."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for split, sizes in lengths.items():
         (folder / split).mkdir(parents=True)
         for number, size in enumerate(sizes):
