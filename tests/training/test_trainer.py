@@ -79,15 +79,14 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
     tokens = [stream.batch(step).weights_KBT.sum() for step in range(STEPS)]
     expected = [sum(tokens[:5]), sum(tokens[5:10]), sum(tokens[10:])]
     assert [record["train/scored_tokens"] for record in records(folder, "train/")] == expected
-    for record in records(folder, "train/"):
+    # Parameters and two moments at least, in float32.
+    parameters = sum(x.size for x in leaves(straight.state.params).values())
+    for record in records(folder, "train/", "perf/"):
         assert {"train/loss", "train/learning_rate", "train/layer0/cell_grad_norm"} <= set(record)
+        assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
     assert records(folder, "train/")[-1]["train/loss"] < records(folder, "train/")[0]["train/loss"]
     for record in records(folder, "eval/"):
         assert {"eval/loss", "eval/accuracy", "eval/scored_tokens"} <= set(record)
-    # Parameters and two moments at least, in float32.
-    parameters = sum(x.size for x in leaves(straight.state.params).values())
-    for record in records(folder, "perf/"):
-        assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
 
 
 def test_the_checksum_is_recorded_and_kept_when_resumed(straight, tiny):
