@@ -71,6 +71,11 @@ def test_a_mixture_has_the_answers_of_its_stores(store):
 
 
 def test_answers_that_are_not_read_to_their_end_do_not_count(store):
+    spans = [(a.start, a.stop) for document in answers_of_store(store) for a in document.answers]
+    length = max(spans)[0] + 1
+    read = sum(stop <= length for _, stop in spans)
+    found = evaluated(store, store.num_documents, length, lambda d, t: True, steps=1)
+    assert found == {"answer_accuracy": 1.0, "answers": read} and 0 < read < len(spans)
     assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
 
 
