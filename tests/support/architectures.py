@@ -97,7 +97,7 @@ def block_recurrent(
         return paper_numpy.Reader(params, paper_settings(**settings))
 
     return Architecture(
-        build=lambda rngs, **overrides: stack_of_blocks(rngs, **settings | overrides),
+        build=functools.partial(stack_of_blocks, **settings),
         reference=reference or paper,
         settings=settings,
         segment=segment,
@@ -112,9 +112,7 @@ def transformer_xl(config, **settings) -> Architecture:
     """An entry of a Transformer-XL; config: of its reference, by the released code's names."""
     config = OF_TXL | dict(mem_len=settings["memory_length"]) | config
     return Architecture(
-        build=lambda rngs, **overrides: TransformerXL(
-            rngs, **WITHOUT_WINDOW | settings | overrides
-        ),
+        build=functools.partial(TransformerXL, **WITHOUT_WINDOW | settings),
         reference=lambda params: txl_numpy.Reader(params, config),
         settings=settings,
         cut_invariant=settings.get("same_length", False),
@@ -148,7 +146,7 @@ def around_transformer_xl(**settings) -> Architecture:
         read_mem_from_cache=settings.get("read_memory_from_cache", False),
     )
     return recurrent_memory(
-        lambda rngs, **given: TransformerXL(rngs, **WITHOUT_WINDOW | given),
+        functools.partial(TransformerXL, **WITHOUT_WINDOW),
         lambda params: rmt_numpy.Reader(params, config),
         **settings,
     )
@@ -190,7 +188,7 @@ def recurrent_network(model, reader, **words) -> Architecture:
     settings = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10) | words
     config = dict(n_token=VOCABULARY, d_model=12, div_val=1, cutoffs=[]) | words if words else None
     return Architecture(
-        build=lambda rngs, **overrides: model(rngs, **settings | overrides),
+        build=functools.partial(model, **settings),
         reference=lambda params: reader(params, config),
         settings=settings,
         cut_invariant=True,
@@ -207,9 +205,7 @@ def compressive(length, reach, **memory) -> Architecture:
     config = OF_TXL | dict(mem_len=length)
     settings = dict(memory_length=length, memory=functools.partial(CompressiveMemory, **memory))
     return Architecture(
-        build=lambda rngs, **overrides: TransformerXL(
-            rngs, **WITHOUT_WINDOW | settings | overrides
-        ),
+        build=functools.partial(TransformerXL, **WITHOUT_WINDOW | settings),
         reference=lambda params: compressive_numpy.Reader(params, config, **memory),
         settings=settings,
         cleared=(0, 1, 2),
@@ -223,7 +219,7 @@ def melodi(**settings) -> Architecture:
     given = SIZES | dict(long_layers=(), long_memory=0) | settings
     reader_settings = melodi_numpy.Settings(**{key: given[key] for key in known})
     return Architecture(
-        build=lambda rngs, **overrides: Melodi(rngs, **SIZES | settings | overrides),
+        build=functools.partial(Melodi, **SIZES | settings),
         reference=lambda params: melodi_numpy.Reader(params, reader_settings),
         settings=settings,
         cut_invariant=True,

@@ -98,7 +98,7 @@ class Drawn(NamedTuple):
 
     def architecture(self) -> Architecture:
         return Architecture(
-            build=lambda rngs, **overrides: self.build(rngs, **overrides),
+            build=self.build,
             reference=None,
             segment=self.segment,
             window=self.window,
