@@ -124,31 +124,23 @@ def test_what_keeping_so_many_deletes_are_not_those_put_aside(tmp_path):
     assert named_aside(tmp_path) == ["4-unreadable"]
 
 
-def too_many_open_files():
-    raise OSError(errno.EMFILE, "Too many open files")
+WRAPPED = ValueError("the arrays could not be restored")
+WRAPPED.__cause__ = OSError(errno.EACCES, "Permission denied")
+FAILURES = (
+    *(OSError(errno.EMFILE, "Too many open files"), MemoryError(), WRAPPED),
+    ValueError('DATA_LOSS: Error reading "d/1": [OS error 5: EIO Input/output error]'),
+)
 
 
-def no_memory():
-    raise MemoryError
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run(tmp_path, monkeypatch, failure):
+    def fail(*_):
+        raise failure
 
-
-def said_by_tensorstore():
-    raise ValueError('DATA_LOSS: Error reading "d/1": [OS error 5: EIO Input/output error]')
-
-
-def wrapped():
-    try:
-        raise OSError(errno.EACCES, "Permission denied")
-    except OSError as error:
-        raise ValueError("the arrays could not be restored") from error
-
-
-@pytest.mark.parametrize("fails", [too_many_open_files, no_memory, said_by_tensorstore, wrapped])
-def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run(tmp_path, monkeypatch, fails):
     saved(tmp_path, 2, 4)
     before = contents(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_restore", lambda *_: fails())
+        patch.setattr(Checkpoints, "_restore", fail)
         with pytest.raises(CheckpointError, match=r"^Checkpoint 4 .* could not be") as caught:
             run_on(tmp_path)
     assert str(tmp_path / "4") in str(caught.value) and "run the same command" in str(caught.value)
