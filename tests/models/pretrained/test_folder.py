@@ -121,12 +121,8 @@ def truncated(path):
     (path / "model.safetensors").write_bytes(content[:-7])
 
 
-def only_torch(path):
-    os.rename(path / "model.safetensors", path / "pytorch_model.bin")
-
-
-def only_packed(path):
-    os.rename(path / "model.safetensors", path / "model-q4.gguf")
+def renamed(name):
+    return lambda path: os.rename(path / "model.safetensors", path / name)
 
 
 def link_outside(path):
@@ -141,14 +137,6 @@ def in_shards(change):
         change(path)
 
     return changed
-
-
-def shard_missing(path):
-    os.remove(path / "model-00002-of-00003.safetensors")
-
-
-def shard_of_another(path):
-    (path / "model-00001-of-00002.safetensors").touch()
 
 
 def tensor_twice(path):
@@ -167,8 +155,8 @@ BAD = {
     "another model": (with_config(model_type="llama"), "by @Llama"),
     "code": (with_config(auto_map={}), "auto_map"),
     "quantized": (with_config(quantization_config={"bits": 4}), "quantization_config"),
-    "torch": (only_torch, "pytorch_model.bin.*save_pretrained"),
-    "packed": (only_packed, "model-q4.gguf"),
+    "torch": (renamed("pytorch_model.bin"), "pytorch_model.bin.*save_pretrained"),
+    "packed": (renamed("model-q4.gguf"), "model-q4.gguf"),
     "no weights": (lambda path: os.remove(path / "model.safetensors"), "model.safetensors"),
     "truncated": (truncated, "model.safetensors"),
     "lacks": (with_tensor("transformer.h.1.ln_2.bias", None), r"h\.1\.ln_2\.bias"),
@@ -193,9 +181,15 @@ BAD = {
         r"transformer\.ln_f\.bias",
     ),
     "link outside": (link_outside, "model.safetensors is a link"),
-    "shard missing": (in_shards(shard_missing), "some of the files .* model-00001-of-00003"),
+    "shard missing": (
+        in_shards(lambda path: os.remove(path / "model-00002-of-00003.safetensors")),
+        "some of the files .* model-00001-of-00003",
+    ),
     "tensor twice": (in_shards(tensor_twice), "00003-of-00003.safetensors holds"),
-    "shard of another": (in_shards(shard_of_another), "two models: model-00001-of-00002"),
+    "shard of another": (
+        in_shards(lambda path: (path / "model-00001-of-00002.safetensors").touch()),
+        "two models: model-00001-of-00002",
+    ),
 }
 
 
