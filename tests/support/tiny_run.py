@@ -25,7 +25,6 @@ from absl import flags
 from gin_settings import bound
 from paths import ROOT
 from tensorboardX.proto.event_pb2 import Event
-from tiny_models import QUICK
 
 from brt import command_line, config, evaluate
 from brt.evaluation.evaluator import Evaluator
@@ -249,22 +248,25 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
 
 
-def start_several(path, workdir, *, count=2, of_last=(), study=None) -> list[subprocess.Popen]:
+def start_several(path, workdir, *, count=2, of_last=(), last_in=None, study=None):
     """Starts the processes of one run, with one device each; the last has further flags.
 
-    study: of the run that exists, instead of training.
+    Args:
+        last_in: the folder in which the last is started; None for that of the others.
+        study: of the run that exists, instead of training.
     """
     what = ["brt.evaluate", f"--study={study}"] if study else ["brt.train", f"--gin_file={path}"]
     port = free_port()
-    quick = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
     started = []
     for number in range(count):
+        is_last = number == count - 1
         line = [sys.executable, "-m", *what, f"--workdir={workdir}"]
         if count > 1:
             line += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
-            line += [f"--process_id={number}", *(of_last if number == count - 1 else ())]
+            line += [f"--process_id={number}", *(of_last if is_last else ())]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(line, env={**os.environ, "XLA_FLAGS": quick}, **pipes))
+        place = {"cwd": last_in if is_last else None, "env": quick_environment()}
+        started.append(subprocess.Popen(line, **place, **pipes))
     return started
 
 
