@@ -100,6 +100,7 @@ def test_needles_and_assignments_stand_at_all_depths():
     for task in (
         NeedleInHaystack(num_held_out=300, lengths=2000),
         NeedleInHaystack(num_held_out=300, lengths=2000, haystack="needles"),
+        VariableTracking(num_held_out=300, lengths=2000, num_hops=0),
     ):
         answers = [d.annotation["answers"][0] for d in task.documents("test")]
         depths = np.array([needed / start for start, _, needed in answers])
