@@ -17,7 +17,7 @@ lengths_of_segments = st.sampled_from([1, 2, W, N, 64])
 
 
 def epoch_of(stream, epoch):
-    """Pairs (input, target) of each row in one epoch, and where starts are set."""
+    """Pairs (input, target) of each row in one epoch."""
     count = int(stream.row_segments_B[0])
     assert stream.segments_per_step == 1
     batches = [stream.batch(epoch * count + number) for number in range(count)]
@@ -26,7 +26,7 @@ def epoch_of(stream, epoch):
     for row in range(stream.rows):
         read = whole.weights_KBT[:, row] > 0
         pairs.append(list(zip(whole.inputs_KBT[:, row][read], whole.targets_KBT[:, row][read])))
-    return pairs, whole.starts_KB
+    return pairs
 
 
 @properties
@@ -36,7 +36,7 @@ def test_rows_joined_are_the_beginning_of_the_corpus(store_of, lengths, rows, le
     stream = ContiguousStream(store, rows, length)
     corpus = [int(t) for d in range(store.num_documents) for t in store.tokens(d)]
     for epoch in (0, 3):
-        pairs, _ = epoch_of(stream, epoch)
+        pairs = epoch_of(stream, epoch)
         assert {len(row) for row in pairs} == {(len(corpus) - 1) // rows}
         read = [pair for row in pairs for pair in row]
         assert read == list(itertools.pairwise(corpus))[: len(read)]
@@ -52,7 +52,7 @@ def test_shuffled_documents_are_each_read_whole_once_an_epoch(
     stream = ContiguousStream(store, rows, length, seed=seed, shuffle=True)
     documents = {int(store.tokens(d)[0]): store.tokens(d).tolist() for d in range(len(lengths))}
     for epoch in (0, 1):
-        rows_pairs, _ = epoch_of(stream, epoch)
+        rows_pairs = epoch_of(stream, epoch)
         pairs = [pair for row in rows_pairs for pair in row]
         sequence = [int(pairs[0][0]), *(int(target) for _, target in pairs)]
         assert [int(first) for first, _ in pairs] == sequence[:-1]
