@@ -125,7 +125,7 @@ def test_evaluation_reads_every_document_once(store, rows):
         batch = stream.batch(step)
         documents_B, offsets_B = stream.positions(step)
         for row in range(rows):
-            ((inputs, scored, start),) = segments_of(batch._replace(), row)
+            ((inputs, scored, start),) = segments_of(batch, row)
             assert bool(inputs) == (documents_B[row] >= 0)
             document, segment = stream.segment(step, row)
             last = int(stream.segments.counts_D[document]) - 1
