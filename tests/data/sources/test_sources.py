@@ -263,7 +263,7 @@ def test_a_bucket_without_texts_or_with_empty_ones_is_refused(bucket):
 
 
 @pytest.mark.parametrize("change", ["write", "add", "remove"])
-def test_an_object_that_changes_while_it_is_prepared_is_named(bucket, tmp_path, change):
+def test_an_object_that_changes_while_it_is_prepared_is_named(bucket, change):
     source = TextFiles(f"{bucket}/train")
     documents = ListedDocuments(source, "train")
     (run,) = documents.runs({})

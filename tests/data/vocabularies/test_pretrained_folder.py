@@ -101,7 +101,7 @@ def test_folders_without_a_tokenizer_that_is_read_are_named(tmp_path, bert):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_mutated_files_are_read_or_refused_in_one_sentence(bert, seed, capfd):
+def test_mutated_files_are_read_or_refused_in_one_sentence(bert, seed):
     draw = random.Random(seed)
     path = bert / "tokenizer.json"
     content = json.loads(path.read_text())
