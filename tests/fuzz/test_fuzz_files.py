@@ -127,6 +127,7 @@ def a_memory_file(base):
     def is_right(found, what):
         return same_arrays(jax.tree.leaves(found), jax.tree.leaves(memory))
 
+    assert is_right(generator.load(base / "book.memory"), "as it is")
     return Subject(spoil, lambda folder: generator.load(folder / "book.memory"), is_right)
 
 
