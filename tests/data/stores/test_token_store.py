@@ -309,7 +309,7 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
 def test_a_store_without_one_of_its_files_names_it(store, name):
     next(store.folder.rglob(name)).unlink()
     with pytest.raises(FileNotFoundError, match=f"has no {name}.* prepare"):
-        TokenStore(store.folder).read_all()
+        TokenStore(store.folder)
 
 
 @pytest.mark.parametrize(

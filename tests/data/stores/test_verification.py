@@ -57,10 +57,9 @@ def test_a_flipped_bit_or_a_cut_end_of_any_file_is_found(tmp_path):
     verify(store)
 
 
-@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 8)])
-def test_a_store_without_a_whole_shard_does_not_open(store, change):
-    change(store.folder / FIRST / "tokens.bin")
-    with pytest.raises((FileNotFoundError, ValueError), match=r"tokens\.bin"):
+def test_a_store_with_a_cut_shard_does_not_open(store):
+    os.truncate(store.folder / FIRST / "tokens.bin", 8)
+    with pytest.raises(ValueError, match=r"tokens\.bin"):
         TokenStore(store.folder)
 
 
