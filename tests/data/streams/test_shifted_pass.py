@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from gin_settings import bound
-from stores import FIRST, RAGGED, make_store
+from stores import FIRST, RAGGED
 from tiny_run import TXL, build, one_device, random_params, write_config
 
 from brt.data.streams.select import evaluation_pass
@@ -25,15 +25,12 @@ VANILLA = (
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("stride", [1, 3, T])
 @pytest.mark.parametrize("rows", [1, 4, 300])
-def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, stride, contiguous):
-    store = make_store(tmp_path / "store", RAGGED, weighted=True)
+def test_every_token_is_scored_once_with_the_promised_context(store_of, rows, stride, contiguous):
+    store = store_of(RAGGED, weighted=True)
     shifted = ShiftedPass(store, rows, T, stride, contiguous)
-    weight_of, offset_of, position = {}, {}, 0
-    for document, length in enumerate(RAGGED):
-        for offset in range(length):
-            weight_of[FIRST + position] = float(store.weights(document)[offset])
-            offset_of[FIRST + position] = (document, offset)
-            position += 1
+    offsets = [(d, offset) for d, length in enumerate(RAGGED) for offset in range(length)]
+    offset_of = dict(enumerate(offsets, FIRST))
+    weight_of = {token: float(store.weights(d)[at]) for token, (d, at) in offset_of.items()}
     scored = {}
     for step in range(shifted.num_steps):
         batch = shifted.batch(step)
@@ -47,7 +44,7 @@ def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, st
                 if not weight:
                     continue
                 assert target not in scored and weight == weight_of[target]
-                document, offset = offset_of[target]
+                _, offset = offset_of[target]
                 before = target - FIRST - 1 if contiguous else offset
                 assert t >= min(before, T - stride)  # tokens before the last input, in the window
                 assert inputs[t] == (BEGIN if offset == 0 and not contiguous else target - 1)
@@ -82,15 +79,13 @@ def perplexity_of_a_late_model(store, stride, length=1024, vocabulary=50_257, go
     return math.exp(nats / scored)
 
 
-def test_a_full_overlap_hides_a_model_of_full_contexts(tmp_path):
-    found = [
-        perplexity_of_a_late_model(make_store(tmp_path / f"{tokens}", [tokens + 1]), 1)
-        for tokens in (2048, 8192, 32_768)
-    ]
+def test_a_full_overlap_hides_a_model_of_full_contexts(store_of):
+    lengths = (2049, 8193, 32_769)
+    found = [perplexity_of_a_late_model(store_of([length]), 1) for length in lengths]
     assert found == sorted(found, reverse=True)
     assert found[0] > 500 and found[-1] == pytest.approx(20.0, rel=0.3)
     # Read window by window, as text is generated, it guesses all but one token of each.
-    alone = perplexity_of_a_late_model(make_store(tmp_path / "alone", [32_769]), 1024)
+    alone = perplexity_of_a_late_model(store_of([32_769]), 1024)
     assert alone == pytest.approx(50_257, rel=0.01)
 
 
