@@ -40,11 +40,8 @@ def test_reverse_is_the_source_a_start_and_the_source_backwards(length):
 def test_retrieval_asks_for_the_digit_behind_one_of_the_letters(pairs):
     task = AssociativeRetrieval(num_pairs=pairs, **FEW)
     for sample in samples(task):
-        keys, values, (key, start, answer) = (
-            sample[: 2 * pairs : 2],
-            sample[1 : 2 * pairs : 2],
-            sample[2 * pairs :],
-        )
+        keys, values = sample[: 2 * pairs : 2], sample[1 : 2 * pairs : 2]
+        key, start, answer = sample[2 * pairs :]
         assert len(set(keys)) == len(set(values)) == pairs and start == 10
         assert set(keys) <= set(range(11, 37)) and set(values) <= set(range(10))
         assert dict(zip(keys, values))[key] == answer

@@ -107,11 +107,8 @@ def test_questions_are_as_published(tmp_path):
     halves = [read.batch(step) for step in range(read.num_steps)]
     whole = [np.concatenate(pair, axis=-1) for pair in zip(halves[0][:3], halves[1][:3])]
     batch = QuestionStream(stores["train"], 7, 64, 1, seed=2).batch(3)
-    for inputs_BT, targets_BT, weights_BT in (batch[:3], whole):
-        inputs_BT, targets_BT, weights_BT = (
-            x.reshape(-1, 64) for x in (inputs_BT, targets_BT, weights_BT)
-        )
-        for inputs, targets, weights in zip(inputs_BT, targets_BT, weights_BT):
+    for arrays in (batch[:3], whole):
+        for inputs, targets, weights in zip(*(array.reshape(-1, 64) for array in arrays)):
             value_of = dict(zip(inputs[:8:2].tolist(), inputs[1:8:2].tolist()))
             assert len(value_of) == 4 and all(0 < key < 4096 for key in value_of)
             assert all(4096 <= value < 8192 for value in value_of.values())
