@@ -117,7 +117,7 @@ def a_memory_file(base):
     generator = Generator(
         random_model("feedback_two_cells"), small_vocabulary(VOCABULARY), SEGMENT, 5
     )
-    memory = generator.begin()
+    memory = generator.read(range(1, 9))
     base.mkdir()
     generator.save(base / "book.memory", memory)
 
