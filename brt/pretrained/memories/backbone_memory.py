@@ -41,6 +41,13 @@ from brt.pretrained.backbone_layer import (
 from brt.pretrained.memories.window_memory import Window, WindowMemory
 
 
+class StateKeys(NamedTuple):
+    """Keys, of unit length, and values of the states of a window: `BlockStates` of one block."""
+
+    keys_BSHK: jax.Array
+    values_BSHK: jax.Array
+
+
 @configurable(denylist=["rngs", "body", "window"])
 class BackboneMemory(WindowMemory):
     """A `LayerMemory` at one layer of a backbone, updated after each window or block.
@@ -93,8 +100,9 @@ class BackboneMemory(WindowMemory):
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 
-    def read(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
-        return self.memory.states(cache, dtype, self.memory.prepare(dtype))
+    def read(self, cache: Any, dtype: DTypeLike) -> StateKeys | None:
+        states = self.memory.states(cache, dtype, self.memory.prepare(dtype))
+        return states and StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
 
     def attend(
         self,
@@ -114,7 +122,8 @@ class BackboneMemory(WindowMemory):
         else:
             weights = memory.prepare(attended_BTHK.dtype)
             y, metrics = memory.read(cache, tokens, attended_BTHK, weights)
-        y, added_BTD = self.placed(y, attended_BTHK, heads, read)
+        states = read and BlockStates(*(x_BSHK[:, None] for x_BSHK in read))
+        y, added_BTD = self.placed(y, attended_BTHK, heads, states)
         return Added(y, added_BTD, without_gradients(metrics), taken)
 
     def placed(
