@@ -93,9 +93,12 @@ def calls(tmp_path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def launch(name, *arguments, scripts=SCRIPTS):
+def launch(name, *arguments, scripts=SCRIPTS, status=0):
+    """Runs a launcher, which must end with `status`; standard output and error."""
     command = ["bash", str(scripts / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == status, done.stderr
+    return done.stdout, done.stderr
 
 
 def checkout_at(folder):
@@ -117,15 +120,16 @@ def checkout_at(folder):
     return folder
 
 
-def launch_tpu(stand_in, tmp_path, states, statuses, *options, trained=TRAINED):
-    """Runs the launcher against a slice that is in these states, one after another."""
+def launch_tpu(stand_in, tmp_path, states, statuses, *options, trained=TRAINED, status=0):
+    """Runs the launcher against a slice that is in these states, one after another; its errors."""
     if not (checkout := tmp_path / "checkout").exists():
         checkout_at(checkout)
     scripts = checkout / "scripts"
     stand_in(gcloud=GCLOUD, python_of_test=PYTHON)
     (tmp_path / "states").write_text("\n".join(states))
     (tmp_path / "statuses").write_text("\n".join(map(str, statuses)))
-    return launch("launch_tpu_pod.sh", *TPU, *options, "--", *trained, scripts=scripts)
+    arguments = *TPU, *options, "--", *trained
+    return launch("launch_tpu_pod.sh", *arguments, scripts=scripts, status=status)[1]
 
 
 def verbs(tmp_path):
@@ -151,8 +155,7 @@ ONCE = ["pip install on all", "brt.prepare on 0", "brt.train on all"]
 
 def test_a_slice_is_created_installed_prepared_and_deleted(stand_in, tmp_path):
     states = ["NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
-    done = launch_tpu(stand_in, tmp_path, states, [0], "--spot")
-    assert done.returncode == 0, done.stderr
+    launch_tpu(stand_in, tmp_path, states, [0], "--spot")
     assert verbs(tmp_path) == ["plan", "create", "scp", *ONCE, "delete"]
     (first,) = (call for call in calls(tmp_path) if call[0] != "gcloud")
     (create,) = (call for call in calls(tmp_path) if "create" in call)
@@ -163,8 +166,7 @@ def test_a_slice_is_created_installed_prepared_and_deleted(stand_in, tmp_path):
 
 
 def test_several_slices_are_one_request_and_train_together(stand_in, tmp_path):
-    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND", "ACTIVE"], [0], "--slices=2")
-    assert done.returncode == 0, done.stderr
+    launch_tpu(stand_in, tmp_path, ["NOT_FOUND", "ACTIVE"], [0], "--slices=2")
     found, nodes = calls(tmp_path), {}
     for call in found:
         if "ssh" in call:
@@ -198,9 +200,9 @@ COURSES = {
 def test_only_a_preempted_command_takes_another_slice(stand_in, tmp_path, course):
     states, statuses, options, done = COURSES[course]
     (tmp_path / "running").write_text("1\n0\n0" if course == "a lost connection" else "")
-    ended = launch_tpu(stand_in, tmp_path, states, statuses, "--no_plan", *options)
-    assert ended.returncode == (1 in statuses), ended.stderr
-    assert ("no route" if "no route" in states else "status 1" * (1 in statuses)) in ended.stderr
+    options, status = ["--no_plan", *options], int(1 in statuses)
+    said = launch_tpu(stand_in, tmp_path, states, statuses, *options, status=status)
+    assert ("no route" if "no route" in states else "status 1" * status) in said
     assert done is None or verbs(tmp_path) == ["plan", *done]
     trained = {str(call) for call in calls(tmp_path) if "brt.train" in call[-2]}
     assert len(trained) == 1 + ("--slices=2" in options)
@@ -219,8 +221,8 @@ def test_a_slice_that_the_project_may_not_have_is_not_asked_for(
 ):
     (tmp_path / "types").write_text(types)
     (tmp_path / "quota").write_text(quota)
-    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options)
-    assert done.returncode == 1 and "us-central2-b" in done.stderr and not verbs(tmp_path)
+    said = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options, status=1)
+    assert "us-central2-b" in said and not verbs(tmp_path)
 
 
 def test_a_job_of_a_host_outlives_its_connection(tmp_path):
@@ -241,9 +243,8 @@ def test_a_job_of_a_host_outlives_its_connection(tmp_path):
 
 def planned(*options):
     """The commands that the dry mode for a pod prints, and those of its hosts, as words."""
-    done = launch("launch_tpu_pod.sh", *TPU, *options, "--dry", "--", *TRAINED)
-    assert done.returncode == 0, done.stderr
-    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    printed, _ = launch("launch_tpu_pod.sh", *TPU, *options, "--dry", "--", *TRAINED)
+    lines = [shlex.split(line) for line in printed.splitlines()]
     on_hosts = [shlex.split(line[-2].removeprefix("--command=")) for line in lines if "ssh" in line]
     return lines, on_hosts
 
@@ -299,30 +300,29 @@ def test_hosts_get_the_commit_and_what_is_not_in_it(stand_in, tmp_path, monkeypa
     (checkout / "configs/new.gin").write_text("new")
     (checkout / "configs/m\u00f6n.gin").write_text("staged")
     subprocess.run(["git", "add", "configs"], cwd=checkout, check=True)
-    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0])
-    assert done.returncode == 0, done.stderr
+    said = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0])
     found = sent(tmp_path)
     assert found["configs/mine.gin"] == b"changed" and found["configs/new.gin"] == b"new"
     assert found["configs/m\u00f6n.gin"] == b"staged"
     assert found["vocabularies/t5.model"] == found["text/train/a.txt"] == b"committed"
     assert "stores/a/tokens" not in found
     for name in ("mine.gin", "new.gin", "t5.model", "text/train"):
-        assert name in done.stderr
+        assert name in said
 
 
 def test_nothing_is_created_for_a_file_of_this_machine(stand_in, tmp_path):
     (tmp_path / "elsewhere.gin").write_text("")
     trained = [f"--gin_file={tmp_path}/elsewhere.gin", "--workdir=gs://b/run"]
-    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], trained=trained)
-    assert done.returncode == 1 and f"{tmp_path}/elsewhere.gin" in done.stderr
+    said = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], trained=trained, status=1)
+    assert f"{tmp_path}/elsewhere.gin" in said
     assert verbs(tmp_path) == ["plan"]
 
 
 @pytest.mark.parametrize("options", [[], ["--no_plan"]])
 def test_nothing_is_asked_for_where_the_dry_run_fails(stand_in, tmp_path, monkeypatch, options):
     monkeypatch.setenv("STATUS", "1")
-    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options)
-    assert done.returncode == 1 and verbs(tmp_path) == ["plan"]
+    launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options, status=1)
+    assert verbs(tmp_path) == ["plan"]
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_nothing_is_asked_for_where_the_dry_run_fails(stand_in, tmp_path, monkey
 )
 def test_what_a_pod_cannot_do_is_refused_first(stand_in, tmp_path, arguments, said):
     stand_in(gcloud=GCLOUD)
-    done = launch("launch_tpu_pod.sh", *arguments)
-    assert done.returncode == 2 and said in done.stderr and not calls(tmp_path)
+    _, errors = launch("launch_tpu_pod.sh", *arguments, status=2)
+    assert said in errors and not calls(tmp_path)
 
 
 # Slurm.
@@ -349,8 +349,7 @@ SHARED = [*GIN, "--workdir=/shared/run"]
 
 def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path):
     stand_in(sbatch=SBATCH, python_of_test=PYTHON)
-    done = launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
-    assert done.returncode == 0, done.stderr
+    launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
     plan, prepare, train = calls(tmp_path)
     assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--devices=2x8"]
     job = prepare.index("scripts/slurm_job.sh")
@@ -381,8 +380,8 @@ def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path):
     ],
 )
 def test_a_job_is_planned_for_its_nodes_and_gpus(options, devices):
-    done = launch("launch_slurm.sh", "--dry", *options.split(), "--", *SHARED)
-    (plan,) = (line for line in map(shlex.split, done.stdout.splitlines()) if "--dry_run" in line)
+    printed, _ = launch("launch_slurm.sh", "--dry", *options.split(), "--", *SHARED)
+    (plan,) = (line for line in map(shlex.split, printed.splitlines()) if "--dry_run" in line)
     assert plan[-1] == (f"--devices={devices}" if devices else "--gin.Trainer.mesh=(-1, 1)")
 
 
@@ -390,7 +389,7 @@ def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path):
     stand_in(sbatch=SBATCH, python_of_test=PYTHON)
     asked = ["-N", "2", "--gres=gpu:8", "-G", "16", "--mem-per-gpu=9G", "--exclusive", "-A", "us"]
     asked += ["--cpus-per-task=24", "--partition=gpu", "--prepare=--partition=cpu"]
-    assert launch("launch_slurm.sh", *asked, "--", *SHARED).returncode == 0
+    launch("launch_slurm.sh", *asked, "--", *SHARED)
     _, prepare, train = calls(tmp_path)
     own = prepare[prepare.index("--parsable") + 1 : prepare.index("scripts/slurm_job.sh")]
     account, partitions = ["-A", "us"], ["--partition=gpu", "--partition=cpu"]
@@ -403,8 +402,8 @@ def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path):
 def test_flags_of_training_before_the_dashes_are_refused(stand_in, tmp_path):
     stand_in(sbatch=SBATCH)
     for arguments in ([*SHARED], [*OPTIONS, "--", *GIN]):
-        done = launch("launch_slurm.sh", *arguments)
-        assert done.returncode == 2 and "--" in done.stderr and not calls(tmp_path)
+        _, errors = launch("launch_slurm.sh", *arguments, status=2)
+        assert "--" in errors and not calls(tmp_path)
 
 
 SRUN = """\
