@@ -401,9 +401,10 @@ def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path):
 
 def test_flags_of_training_before_the_dashes_are_refused(stand_in, tmp_path):
     stand_in(sbatch=SBATCH)
-    for arguments in ([*SHARED], [*OPTIONS, "--", *GIN]):
+    refused = {"write it after --": [*SHARED], "--workdir that": [*OPTIONS, "--", *GIN]}
+    for said, arguments in refused.items():
         _, errors = launch("launch_slurm.sh", *arguments, status=2)
-        assert "--" in errors and not calls(tmp_path)
+        assert said in errors and not calls(tmp_path)
 
 
 SRUN = """\
