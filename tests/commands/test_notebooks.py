@@ -173,8 +173,8 @@ def test_a_failing_cell_stops_a_notebook_with_a_sentence(tmp_path):
     content["cells"] = [cell for cell in content["cells"] if cell["cell_type"] == "code"][:2]
     content["cells"][1]["source"] = ["!exit 3\n", "open('reached', 'w')"]
     _, found = executed(content, path, tmp_path)
-    assert found.returncode != 0
-    assert not (tmp_path / "reached").exists()
+    assert "The command above failed: its last lines say why." in found.stderr
+    assert found.returncode != 0 and not (tmp_path / "reached").exists()
 
 
 @pytest.mark.slow
