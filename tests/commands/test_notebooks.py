@@ -11,18 +11,15 @@ import sys
 
 import jax
 import pytest
+from gin_settings import bound
 from paths import ROOT
 from tiny_run import quick_environment
 
 NOTEBOOKS = sorted((ROOT / "scripts" / "colab").glob("*.ipynb"))
+SIZES = dict(window=8, width=8, num_heads=2, head_size=4, feed_forward_size=8, num_layers=3)
 SMALL = (
-    "--gin.Trainer.tokens_per_step=64 --gin.Trainer.segment_length=16 "
-    "--gin.BlockRecurrentTransformer.window=8 "
-    "--gin.BlockRecurrentTransformer.width=8 --gin.BlockRecurrentTransformer.num_heads=2 "
-    "--gin.BlockRecurrentTransformer.head_size=4 "
-    "--gin.BlockRecurrentTransformer.feed_forward_size=8 "
-    "--gin.BlockRecurrentTransformer.num_layers=3 "
-    "--gin.Trainer.log_every=1"
+    *bound("Trainer", tokens_per_step=64, segment_length=16, log_every=1),
+    *bound("BlockRecurrentTransformer", **SIZES),
 )
 
 
@@ -190,7 +187,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
         (tmp_path / "text" / split / f"{number}.txt").write_text(text)
     content = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    extra = SMALL
+    extra = " ".join(f"--gin.{line.replace(' ', '')}" for line in SMALL)
     if any("quickstart.gin" in "".join(cell["source"]) for cell in code[2:]):
         extra += f" --gin.SourceTree.path='\"{tmp_path}/source\"'"
     toy = {
