@@ -3,6 +3,8 @@
 A block with `title="FILE"` is a file that the page's commands may name. `py` blocks are not run.
 """
 
+import importlib
+import itertools
 import re
 import shlex
 import sys
@@ -13,7 +15,8 @@ from absl import flags
 from paths import CONFIGS, ROOT
 from tiny_run import build, command, quick_environment, write_corpus
 
-from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
+from brt import config, evaluate, train
+from brt.__main__ import COMMANDS
 from brt.data.text_flag import CONFIG, text_bindings
 from brt.experiment import Experiment
 
@@ -34,12 +37,15 @@ def blocks(page, language, titled=False):
 
 
 def commands(page):
-    """Yields the words of each command of a page's shell blocks."""
+    """Yields the words of each command of a page's shell blocks, from its Python or Bash on."""
     for text in blocks(page, "bash"):
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] == ["python", "-m"] or words[:1] in (["bash"], ["python"]):
-                yield words
+            for i, (word, after) in enumerate(itertools.pairwise(words)):
+                if word in ("python", "bash"):
+                    yield words[i:]
+                elif word == "brt" and after in COMMANDS:
+                    yield ["python", "-m", f"brt.{after}", *words[i + 2 :]]
 
 
 def name_of(page):
@@ -61,18 +67,24 @@ def experiments():
                 yield name_of(page), ("+".join(files), *bindings)
 
 
+def flags_of(module):
+    """Names of the flags of a command; two commands share `output`."""
+    importlib.import_module(module)
+    by_module = flags.FLAGS.flags_by_module_dict()
+    modules = module, "brt.command_line", "brt.data.text_flag"
+    return {"gin", "output", *(flag.name for name in modules for flag in by_module[name])}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_and_files_of_commands_exist(page):
     for words in commands(page):
         if words[1] == "-m" and words[2].startswith("brt."):
-            assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), words
             known = words[: words.index("--")] if "--" in words else words
-            for word in known[3:]:
-                name = re.match(r"--(\w+)", word)
-                assert not name or name[1] == "gin" or name[1] in flags.FLAGS, word
+            names = {name[1] for word in known[3:] if (name := re.match(r"--(\w+)", word))}
+            assert names <= flags_of(words[2]), words
         elif words[1].endswith((".py", ".sh")):
             assert (ROOT / words[1]).exists(), words
-    for name in re.findall(r"\bconfigs/[\w/]+\.(?:gin|txt)", page.read_text(encoding="utf-8")):
+    for name in re.findall(r"\b(?:configs|scripts)/[\w/]+\.\w+", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists(), name
 
 
