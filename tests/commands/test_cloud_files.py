@@ -11,6 +11,7 @@ import sys
 import pytest
 from apart import run
 from paths import ROOT, SCRIPTS
+from tiny_run import quick_environment
 
 from brt.benchmarks import topologies
 
@@ -118,8 +119,9 @@ def test_the_image_has_the_files_that_brt_needs(tmp_path):
                     shutil.copytree(path, end, ignore=ignored, dirs_exist_ok=True)
                 else:
                     shutil.copy(path, end)
-    line = (sys.executable, "-m", "brt", "train", "--gin_file=configs/quickstart.gin", "--help")
-    assert "--dry_run" in run(*line, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    line = "-m", "brt", "train", "--gin_file=configs/quickstart.gin", "--dry_run"
+    environment = quick_environment() | {"PYTHONPATH": str(tmp_path)}
+    assert "parameters, all" in run(sys.executable, *line, cwd=tmp_path, **environment)
 
 
 @pytest.mark.parametrize("accelerator", ["", "gpu", "gpu12", "tpu"])
