@@ -20,7 +20,7 @@ from brt.data.extras import MissingExtra
 from brt.report import files_folder, report
 from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart, image, later_range
 from brt.reporting.papers.published_tables import PAPERS
-from brt.reporting.runs import STANDS_FOR_FILE, open_runs
+from brt.reporting.runs import open_runs
 
 TEXT = (
     "It was Darcy <b>&amp; Élise</b>.\n" + "Nothing much was said of it.\n" * 120 + "Darcy left.\n"
@@ -341,21 +341,3 @@ def test_a_line_without_points_is_drawn_beside_others(points):
     plot = Plot("p", "t", "c", "x", "y", lines, y_range=later_range(lines))
     assert sorted({*drawn(chart(plot).to_dict(), "value")}) == [4.0, 5.0, 6.0][:points]
     assert image(plot)[:4] == b"\x89PNG"
-
-
-def test_runs_of_a_sweep_are_named_by_what_differs(tmp_path):
-    folders = []
-    for window, seed in ((w, s) for w in (8, 16, 32, 64) for s in (0, 1)):
-        bound = f"BlockRecurrentTransformer.window = {window}"
-        name = f"quickstart-window_{window}-seed{seed}"
-        evaluations = {"validation": EVALUATION | {"bits_per_token": 2 + 1 / window + seed}}
-        folders.append(
-            make_run(tmp_path / name, "quickstart", bound, seed=seed, evaluations=evaluations)
-        )
-        (folders[-1] / STANDS_FOR_FILE).write_text('{"config": "quickstart.gin", "settings": {}}')
-    report(runs := open_runs(folders), tmp_path / "report.html")
-    assert [run.name for run in runs[:2]] == ["window=8, seed 0", "window=8, seed 1"]
-    page = (tmp_path / "report.html").read_text()
-    first = page[page.index("<section") :][: page[page.index("<section") :].index("</section>")]
-    assert [f"window={window}" in first for window in (8, 16, 32, 64)] == [True] * 4
-    assert 'id="block_recurrent"' not in page

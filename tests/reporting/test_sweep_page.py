@@ -146,6 +146,10 @@ def test_runs_without_a_sweep_are_named_by_what_differs(tmp_path):
     found = {entry.name: len(entry.runs) for entry in collect(runs)}
     assert found == {NONE: 3, ONE: 3}
     assert runs[0].name == f"{ONE}, seed 0"
+    report(runs, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    first = page[page.index("<section") : page.index("</section>")]
+    assert NONE in first and ONE in first and 'id="block_recurrent"' not in page
 
 
 def test_without_an_evaluation_the_last_one_in_training_counts(tmp_path):
