@@ -184,7 +184,7 @@ def test_a_sweep_folder_alone_gives_the_page_of_the_sweep(tmp_path):
     ("content", "message"),
     [
         ("{", SWEEP_FILE),
-        ({"title": "t", "split": "test", "entries": [{"name": "../x", "label": "x"}]}, "x"),
+        ({"title": "t", "split": "test", "entries": [{"name": "../x", "label": "x"}]}, "'../x'"),
         ({"title": "t", "split": "test", "entries": 3}, "entries"),
         ({"title": "t", "split": "test", "entries": []}, "no run"),
     ],
@@ -221,11 +221,26 @@ WIDTH = """<script>addEventListener("load", () => {
 @pytest.mark.parametrize("width", [390, slow(1280)])
 @pytest.mark.parametrize("named", ["sweep", slow("runs")])
 def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
-    runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))
-    for number, run in enumerate(runs):
-        run.name = f"{'NoBreak' * 12}{number}"
-    report(runs, tmp_path / "page.html", sweep=sweep if named == "sweep" else None)
+    long, sweep = "NoBreak" * 12, None
+    if named == "sweep":
+        runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))
+        labels = {name: long + label for name, label in sweep.labels.items()}
+        sweep = sweep._replace(labels=labels)
+    else:
+        folders = [
+            make_run(
+                tmp_path / f"{long}{label}",
+                "quickstart",
+                f"BlockRecurrentTransformer.{label}",
+                evaluations={"validation": 4.25},
+                records=records(4.25, "train/bits_per_token"),
+            )
+            for label in BITS
+        ]
+        runs = open_runs(folders)
+    report(runs, tmp_path / "page.html", sweep=sweep)
     page = (tmp_path / "page.html").read_text()
+    assert long in page
     (tmp_path / "page.html").write_text(page.replace("</body>", WIDTH + "</body>"))
     dom = open_page(f"file://{tmp_path}/page.html", tmp_path / "opened", width=width).dom
     assert 'data-scrolls="false"' in dom
