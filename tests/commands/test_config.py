@@ -1,5 +1,6 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
+import ast
 import inspect
 import re
 
@@ -188,8 +189,18 @@ known_names()
     python(code)
 
 
+def decorated(text):
+    """Yields the names of the configurables of a module, however their decorators are written."""
+    for node in ast.parse(text).body if "configurable" in text else ():
+        decorators = map(ast.unparse, getattr(node, "decorator_list", ()))
+        if any("configurable" in decorator for decorator in decorators):
+            yield node.name
+
+
 def test_the_index_of_the_sources_is_what_gin_knows():
-    assert modules_by_name().keys() == known_names().keys()
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "brt").rglob("*.py"))
+    names = {name for text in texts for name in decorated(text)}
+    assert modules_by_name().keys() == known_names().keys() == names
 
 
 def test_parsing_imports_only_what_the_config_names():
