@@ -21,8 +21,7 @@ def test_printed_spread_is_less_than_one_unit_above_the_true(values, decimals):
     _, spread = mean_and_spread(values)
     bar = float(with_error_bar(*mean_and_spread(values), decimals).split("±")[1])
     unit = 10.0**-decimals
-    assert bar >= spread - 1e-9
-    assert bar <= max(spread + unit, unit) + 1e-9
+    assert spread - 1e-9 <= bar <= spread + unit + 1e-9
 
 
 def test_seeds_that_agree_have_no_spread():
