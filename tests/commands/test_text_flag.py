@@ -24,6 +24,10 @@ def config(tmp_path, monkeypatch):
     return write_config(tmp_path, *lines)
 
 
+def content(text, ending):
+    return text if ending.endswith("txt") else json.dumps({"text": text})
+
+
 def texts(path, split):
     return [bytes(document.data[:]) for document in Text(str(path)).documents(split)]
 
@@ -104,7 +108,7 @@ def test_names_with_brackets_are_no_patterns(ending, tmp_path):
     file = tmp_path / "books [old]" / f"a [1].{ending}"
     file.parent.mkdir()
     text = "a line of text\n" * 100
-    file.write_text(text if ending == "txt" else json.dumps({"text": text}))
+    file.write_text(content(text, ending))
     for path in (file, file.parent):
         splits = [texts(path, split) for split in ("train", "validation", "test")]
         assert b"".join(itertools.chain(*splits)) == text.encode()
@@ -116,9 +120,7 @@ def test_names_with_brackets_are_no_patterns(ending, tmp_path):
 @pytest.mark.parametrize("ending", [".txt", ".jsonl"])
 def test_titles_that_begin_like_a_split_divide_nothing(names, ending, tmp_path):
     for name in names:
-        text = "a line of text\n" * 100
-        content = text if ending == ".txt" else json.dumps({"text": text})
-        (tmp_path / f"{name}{ending}").write_text(content)
+        (tmp_path / f"{name}{ending}").write_text(content("a line of text\n" * 100, ending))
     splits = [texts(tmp_path, split) for split in ("train", "validation", "test")]
     assert len(b"".join(itertools.chain(*splits))) == 1500 * len(names)
     assert all(splits)
@@ -133,7 +135,7 @@ def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path)
     for name, split in (("train", "train"), (validation, "validation"), ("test", "test")):
         file = tmp_path / form.format(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(split if form.endswith("txt") else json.dumps({"text": split}))
+        file.write_text(content(split, form))
     for split in ("train", "validation", "test"):
         assert texts(tmp_path, split) == [split.encode()]
 
@@ -143,9 +145,8 @@ def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path)
 def test_a_split_in_the_path_may_be_a_folder(ending, storage, tmp_path):
     root = storage.format(tmp_path)
     for split in ("train", "test"):
-        content = split if ending == "txt" else json.dumps({"text": split})
         with fsspec.open(f"{root}/{split}/deep/a.{ending}", "w", auto_mkdir=True) as file:
-            file.write(content)
+            file.write(content(split, ending))
     with fsspec.open(f"{root}/about.json", "w") as file:
         file.write("{}")
     assert texts(f"{root}/{{split}}", "test") == [b"test"]
@@ -156,17 +157,14 @@ def test_a_split_in_the_path_may_be_a_folder(ending, storage, tmp_path):
 def test_empty_texts_are_skipped_by_the_binding_named(ending, tmp_path):
     for number in range(200):
         text = "" if number % 2 else f"text {number}"
-        content = text if ending == "txt" else json.dumps({"text": text})
-        (tmp_path / f"{number:03}.{ending}").write_text(content)
+        (tmp_path / f"{number:03}.{ending}").write_text(content(text, ending))
     with pytest.raises(ValueError, match=r"bind Text\.skip_empty = True"):
         texts(tmp_path, "train")
     source = Text(str(tmp_path), skip_empty=True)
-    assert [d.data for d in source.documents("test")] == [
-        b"text %d" % n for n in range(190, 200, 2)
-    ]
-    assert source.description("test") == Text(str(tmp_path)).description("test") | {
-        "skip_empty": True
-    }
+    found = [document.data for document in source.documents("test")]
+    assert found == [b"text %d" % n for n in range(190, 200, 2)]
+    described = Text(str(tmp_path)).description("test")
+    assert source.description("test") == described | {"skip_empty": True}
 
 
 def test_files_that_are_not_read_are_counted(tmp_path, capfd):
@@ -231,13 +229,9 @@ def test_a_dry_run_warns_of_a_missing_library(user, config, tmp_path, monkeypatc
 
 
 def test_a_step_larger_than_the_memory_is_refused(config, monkeypatch, capfd):
-    flags = [
-        f"--gin_file={config}",
-        "--text=texts",
-        "--dry_run",
-        "--gin.Trainer.tokens_per_step=2000000000",
-    ]
-    assert command(monkeypatch, train, *flags) == 1
+    flags = f"--gin_file={config}", "--text=texts", "--dry_run"
+    size = "--gin.Trainer.tokens_per_step=2000000000"
+    assert command(monkeypatch, train, *flags, size) == 1
     assert "Trainer.tokens_per_step" in capfd.readouterr().err
 
 
