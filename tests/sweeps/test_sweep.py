@@ -58,19 +58,16 @@ def pretended(calls, kill_at=None, environments=None):
     return command
 
 
-def run_script(monkeypatch, command, *arguments):
-    names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
-    own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
-    for name in (*own, "archive", "gin_bindings", "gin_file", "grid", "processes", "paper", "text"):
+def parse(*arguments):
+    for name in sweep.FLAGS:
         sweep.FLAGS[name].unparse()
-    assert set(names) <= set(sweep.FLAGS)
     sweep.FLAGS(["sweep", *arguments])
+
+
+def run_script(monkeypatch, command, *arguments):
+    parse(*arguments)
     monkeypatch.setattr(running, "command", command)
-    try:
-        sweep.main()
-    finally:
-        for name in names:
-            sweep.FLAGS[name].unparse()
+    sweep.main()
 
 
 def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
@@ -107,7 +104,7 @@ def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
 def test_a_sweep_s_check_divides_time_as_training_does(tmp_path):
     settings = "segments_per_step = 2", "tokens_per_step = 32", "devices_over_time = 2"
     config = write_config(tmp_path, *(f"Trainer.{setting}" for setting in settings))
-    sweep.FLAGS(["sweep"])
+    parse()
     sweep.check_configs([config], 2)  # one batch element on two devices
     with pytest.raises(SweepError, match=r"devices_over_time = 2 must divide the 3 devices"):
         sweep.check_configs([config], 3)
