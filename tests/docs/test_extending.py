@@ -29,6 +29,7 @@ from architectures import (
     block_recurrent,
     paper_settings,
 )
+from gin_settings import bound
 from paths import ROOT
 from test_sharding_laws import store  # noqa: F401  (a fixture)
 from tiny_run import command, quick_environment, write_corpus
@@ -166,24 +167,15 @@ def test_the_laws_are_all_here():
 
 # The commands of the page, in the reader's folder, on the reader's text.
 
+SIZES_OF_BLOCKS = dict(num_layers=2, width=16, num_heads=2, head_size=4, feed_forward_size=24)
 TINY = {
-    "my_experiment": [
-        "BlockRecurrentTransformer.num_layers=2",
-        "BlockRecurrentTransformer.width=16",
-        "BlockRecurrentTransformer.num_heads=2",
-        "BlockRecurrentTransformer.head_size=4",
-        "BlockRecurrentTransformer.feed_forward_size=24",
-        "BlockRecurrentTransformer.window=8",
-    ],
-    "my_model": ["DecayingMean.width=8"],
+    "my_experiment": bound("BlockRecurrentTransformer", window=8, **SIZES_OF_BLOCKS),
+    "my_model": bound("DecayingMean", width=8),
 }
-OF_ANY = [
-    "Trainer.segment_length=16",
-    "Trainer.tokens_per_step=64",
-    "Trainer.log_every=1",
-    "Trainer.eval_every=0",
-    "cosine.warmup_steps=1",
-]
+OF_ANY = (
+    *bound("Trainer", segment_length=16, tokens_per_step=64, log_every=1, eval_every=0),
+    "cosine.warmup_steps = 1",
+)
 
 
 @pytest.mark.usefixtures("entries")  # imports the modules of the page
@@ -204,7 +196,7 @@ def test_an_example_trains_resumes_is_evaluated_and_generates(
         assert not command(monkeypatch, module, *arguments), capsys.readouterr().err
         return capsys.readouterr().out
 
-    tiny = [f"--gin.{binding}" for binding in TINY[example] + OF_ANY]
+    tiny = [f"--gin_bindings={line}" for line in TINY[example] + OF_ANY]
     for steps in (2, 3):
         done(train, *words, *tiny, f"--gin.Trainer.steps={steps}", "--allow_changes")
     records = read_metrics(str(folder))
