@@ -83,7 +83,7 @@ def test_a_run_with_an_overlap_is_evaluated_in_its_windows(script, monkeypatch):
             assert not length or f"Trainer.segment_length = {length}" in found[overlap]
 
 
-def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):
+def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch):
     longer = "GPT2.num_positions = 16"
     tiny = build(write_config(tmp_path, *LINES, *POOLED, longer))
     train_here(tiny, tmp_path / "run")

@@ -226,11 +226,6 @@ def test_configs_that_import_are_swept_with_the_flags_given(monkeypatch, tmp_pat
     assert [file.read_text().splitlines()[0] for file in configs] == ["import rates_of_a_sweep"] * 3
 
 
-def written(folder):
-    """Configs of a sweep in the order of its entries."""
-    return sorted((folder / "configs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-
-
 def test_entries_that_differ_in_evaluation_are_trained_once(monkeypatch, tmp_path, capsys):
     slide, longer = "pg19_slide_12l.gin", "Evaluation.segment_length=128"
     scoped = "Evaluation.model=@evaluation/BlockRecurrentTransformer"
