@@ -5,6 +5,7 @@
 and keys of unit length and divides queries by the root of their size K.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,15 +70,17 @@ def test_the_inverse_of_unit_lower_matrices_is_that_of_numpy(size):
 SOLVES = """
 import jax, jax.numpy as jnp
 from brt.models.block_recurrent.gated_delta import delta_rule
-q = jax.random.normal(jax.random.key(0), (64, 16, 4, 16))
-inputs = q, q / 4, q, -jnp.ones(q.shape[:3]), jnp.ones(q.shape[:3]) / 2
-grad = jax.grad(lambda m: sum(jnp.sum(x**2) for x in delta_rule(m, inputs)))
-step = jax.jit(lambda m: [grad(m + i) for i in range(4)])
+k = jax.random.normal(jax.random.key(0), (64, 16, 4, 16)) / 4
+others = k, -jnp.ones(k.shape[:3]), jnp.ones(k.shape[:3]) / 2
+matrix = jnp.zeros((64, 4, 16, 16))
+grad = jax.grad(lambda k: sum(jnp.sum(x**2) for x in delta_rule(matrix, (k, k, *others))))
+step = jax.jit(lambda k: [grad(k + i / 10) for i in range(4)])
 for _ in range(20):
-    jax.block_until_ready(step(jnp.zeros((64, 4, 16, 16))))
+    jax.block_until_ready(step(k))
 """
 
 
 def test_independent_solves_of_one_step_end():
-    # In a process of its own: with batched triangular solves it never ended on two cores.
-    subprocess.run([sys.executable, "-c", SOLVES], check=True, timeout=120)
+    # In a process with two threads: with batched triangular solves it never ended on two cores.
+    environment = {**os.environ, "NPROC": "2", "XLA_FLAGS": ""}
+    subprocess.run([sys.executable, "-c", SOLVES], check=True, timeout=120, env=environment)
