@@ -29,6 +29,8 @@ def settings(config: dict, params: dict) -> dict:
         _, ext_len, memory_length = config["reset_length"]
     if ext_len:
         raise UnsupportedCheckpoint(f"ext_len is {ext_len}: brt extends the context of a segment.")
+    if config["attn_type"] not in range(len(ENCODINGS)):
+        raise UnsupportedCheckpoint(f"attn_type is {config['attn_type']}: brt has 0, 1, 2 and 3.")
     cutoffs, ties = tuple(config.get("cutoffs", ())), list(config.get("tie_projs", ()))
     clamp = config.get("clamp_len", -1)
     return dict(

@@ -113,12 +113,12 @@ def test_parameters_and_settings_get_to_the_right_places(check, made, variant):
     ("change", "message"),
     [
         ({"r_w_bias": None}, "r_w_bias"),
-        ({"layers.7.dec_attn.o_net.weight": np.zeros((6, 8))}, "no counterpart"),
-        ({"crit.out_layers.0.weight": np.zeros((11, 6))}, "no counterpart"),
-        ({"r_r_bias": np.zeros((3, 4))}, "shape"),
+        ({"layers.7.dec_attn.o_net.weight": np.zeros((6, 8))}, r"counterpart for \['layers\.7\."),
+        ({"crit.out_layers.0.weight": np.zeros((11, 6))}, r"counterpart for \['crit\."),
+        ({"r_r_bias": np.zeros((3, 4))}, "'r_r_bias' has shape"),
         (dict(d_embed=4), "d_embed"),
         (dict(ext_len=2), "ext_len"),
-        (dict(attn_type=4), "attn_type|no "),
+        (dict(attn_type=4), "attn_type is 4"),
         (dict(cutoffs=[5, 3]), "cutoffs"),
     ],
 )
