@@ -204,7 +204,8 @@ def test_a_prefix_of_a_block_is_its_token_by_token_form(name):
 @every_architecture
 def test_a_row_holds_still_while_others_decode(name):
     model = tiny(name)
-    caches = free = model.decoding
+    _, used = model.segment(drawn_segments(model, 1, seed=5)[0], model.empty, NONE)
+    caches = free = model.begin(used)
     rng, others = np.random.default_rng(5), np.array([False, True, True])
     before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
     W, _, V = model.sizes
