@@ -4,7 +4,7 @@ All imports count: at the top of a file, in a function, and those for types alon
 """
 
 import ast
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,8 +45,11 @@ imports them when a config is parsed."""
 HEIGHTS = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
 
-def module_name(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_name(path): path for path in sorted((ROOT / "brt").rglob("*.py"))}
 
 
 def package_of(module: str) -> str:
@@ -58,8 +61,9 @@ def package_of(module: str) -> str:
     return "brt" if module == "brt" else "none"
 
 
-def imported(path: Path, root: Path) -> set[str]:
-    """Modules of brt that a file imports."""
+def imported(name: str) -> set[str]:
+    """Modules of brt that a module imports."""
+    path = FILES[name]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -67,29 +71,15 @@ def imported(path: Path, root: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                module = module_name(path, root).split(".")
+                module = name.split(".")
                 package = module if path.name == "__init__.py" else module[:-1]
                 above = package[: len(package) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                inner = root.joinpath(*base.split("."), alias.name)
+                inner = ROOT.joinpath(*base.split("."), alias.name)
                 is_module = inner.with_suffix(".py").is_file() or inner.is_dir()
                 found.add(f"{base}.{alias.name}" if is_module else base)
     return {name for name in found if name.split(".")[0] == "brt"}
-
-
-def upward(root: Path) -> list[str]:
-    """Imports that do not point down, as "importer imports imported"."""
-    wrong = []
-    for path in sorted((root / "brt").rglob("*.py")):
-        name = module_name(path, root)
-        own = package_of(name)
-        for target in sorted(imported(path, root)):
-            package = package_of(target)
-            listed = own in HEIGHTS and package in HEIGHTS
-            if not listed or (package != own and HEIGHTS[package] >= HEIGHTS[own]):
-                wrong.append(f"{name} imports {target}")
-    return wrong
 
 
 def top_package_of(module: str) -> str:
@@ -106,30 +96,27 @@ def folder_of_models(module: str) -> str:
     return ".".join(parts[: 3 if parts[:2] == ["brt", "models"] else 2])
 
 
-def circle(root: Path, unit_of) -> list[str]:
-    """Files or packages, by `unit_of`, that import one another in a circle; empty if none."""
-    imports: dict[str, set[str]] = {}
-    for path in sorted((root / "brt").rglob("*.py")):
-        name = module_name(path, root)
-        units = {unit_of(target) for target in imported(path, root)}
-        imports.setdefault(unit_of(name), set()).update(units - {unit_of(name)})
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
-
-
 def test_every_import_points_down():
-    assert not upward(ROOT)
+    wrong = []
+    for name in FILES:
+        own = package_of(name)
+        for target in sorted(imported(name)):
+            package = package_of(target)
+            listed = own in HEIGHTS and package in HEIGHTS
+            if not listed or (package != own and HEIGHTS[package] >= HEIGHTS[own]):
+                wrong.append(f"{name} imports {target}")
+    assert not wrong
 
 
 def test_every_module_has_a_layer():
-    names = [module_name(path, ROOT) for path in (ROOT / "brt").rglob("*.py")]
-    assert len(names) > 100
-    assert not [name for name in names if package_of(name) not in HEIGHTS]
+    assert len(FILES) > 100
+    assert not [name for name in FILES if package_of(name) not in HEIGHTS]
 
 
 @pytest.mark.parametrize("unit_of", [file_of, folder_of_models, top_package_of])
 def test_no_imports_form_a_circle(unit_of):
-    assert not circle(ROOT, unit_of)
+    imports: dict[str, set[str]] = {}
+    for name in FILES:
+        units = {unit_of(target) for target in imported(name)}
+        imports.setdefault(unit_of(name), set()).update(units - {unit_of(name)})
+    TopologicalSorter(imports).prepare()  # a CycleError names the circle
