@@ -181,11 +181,15 @@ def test_a_gpu_has_no_kernel_of_attention_by_distance(monkeypatch):
         table.form_by_distance(KERNEL, 1, 512, 1024, None)
 
 
+def trace(model, key=None, tokens=W):
+    """Traces a segment of two batch elements."""
+    x_BTD, caches = model.embed(np.zeros((2, tokens), np.int32)), model.init_caches(2)
+    jax.eval_shape(lambda: model.stack(x_BTD, caches, key)[0])
+
+
 def test_relative_attention_without_its_distances_is_refused():
-    model = random_model("rmt_kernel", published_artefacts=True)
-    x_BTD, caches = model.embed(np.zeros((2, W), np.int32)), model.init_caches(2)
     with pytest.raises(ValueError, match="published_artefacts"):
-        jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
+        trace(random_model("rmt_kernel", published_artefacts=True))
 
 
 @pytest.fixture
@@ -252,10 +256,7 @@ CUDNN = dict(attention_form="cudnn", activation_dtype="bfloat16", head_size=8)
 
 
 def test_every_attention_of_a_model_is_cudnns_by_the_binding(calls_of_cudnn):
-    model = random_model("rec_fixed_skip", **CUDNN, dropout=0.0)
-    tokens_BT = np.zeros((2, 2 * W), np.int32)
-    x_BTD, caches = model.embed(tokens_BT), model.init_caches(2)
-    jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
+    trace(random_model("rec_fixed_skip", **CUDNN, dropout=0.0), tokens=2 * W)
     # Three windows; of the recurrent layer the states, and two in the cell's loop.
     assert len(calls_of_cudnn) >= 6
 
@@ -279,17 +280,14 @@ def test_cudnn_refuses_sizes_of_heads_and_biases(head_size, window, states, part
 
 def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
     model = random_model("slide", **CUDNN, dropout=0.1)
-    x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
-    jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
+    trace(model)
     with pytest.raises(ValueError, match="dropout must be 0"):
-        jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
+        trace(model, jax.random.key(0))
 
 
 def test_cudnn_drops_keys(calls_of_cudnn):
     settings = dict(CUDNN, num_states=4, attention_dropout="keys", dropout=0.1)
-    model = random_model("rec_fixed_skip", **settings)
-    x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
-    jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
+    trace(random_model("rec_fixed_skip", **settings), jax.random.key(0))
     assert calls_of_cudnn
 
 
@@ -316,13 +314,10 @@ def test_auto_is_cudnn_where_it_was_measured_to_be_faster(
         monkeypatch.setattr(module, "device", lambda: device)
     chosen = dict(window=512, head_size=8, activation_dtype="bfloat16") | settings
     model = random_model("slide", dropout=dropout, attention_dropout=drops, **chosen)
-    x_BTD = model.embed(np.zeros((1, chosen["window"]), np.int32))
-    jax.eval_shape(lambda: model.stack(x_BTD, model.init_caches(1), jax.random.key(0))[0])
+    trace(model, jax.random.key(0), chosen["window"])
     assert bool(calls_of_cudnn) == is_cudnns
 
 
 def test_cudnn_is_refused_where_there_is_no_gpu():
-    model = random_model("rec_fixed_skip", **CUDNN, dropout=0.0)
-    x_BTD = model.embed(np.zeros((1, W), np.int32))
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
-        jax.eval_shape(lambda: model.stack(x_BTD, model.init_caches(1), None)[0])
+        trace(random_model("rec_fixed_skip", **CUDNN, dropout=0.0))
