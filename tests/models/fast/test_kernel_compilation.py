@@ -132,25 +132,25 @@ for K, activations in [(128, jnp.bfloat16), (256, jnp.bfloat16), (128, jnp.float
 """
 
 
-@pytest.mark.parametrize(("feedback", "kernel"), [(False, "cell"), (True, "block_attention")])
-def test_a_recurrent_stack_lowers_for_tpus(monkeypatch, feedback, kernel):
-    for module in kernel_forms, table:
+@pytest.fixture
+def on_tpu(monkeypatch):
+    for module in table, kernel_forms:
         monkeypatch.setattr(module, "on_tpu", lambda: True)
-    names = "width", "num_heads", "head_size", "feed_forward_size", "window"
-    model = nnx.eval_shape(
-        lambda: BlockRecurrentTransformer(
-            nnx.Rngs(0),
-            vocabulary_size=256,
-            num_layers=2,
-            recurrent_layers=(1,),
-            dropout=0.1,
-            feedback=feedback,
-            activation_dtype="bfloat16",
-            cell=functools.partial(RecurrentCell, num_states=128),
-            **dict(zip(names, (128, 2, 64, 128, 128), strict=True)),
-        )
-    )
-    graph, params = nnx.split(model)
+
+
+def split_model(**settings):
+    """The graph and the parameters of a stack of two layers, with shapes for arrays."""
+    sizes = dict(vocabulary_size=256, num_layers=2, width=128, num_heads=2, head_size=64)
+    sizes |= dict(feed_forward_size=128, window=128, activation_dtype="bfloat16")
+    make = functools.partial(BlockRecurrentTransformer, **sizes, **settings)
+    return nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+
+@pytest.mark.usefixtures("on_tpu")
+@pytest.mark.parametrize(("feedback", "kernel"), [(False, "cell"), (True, "block_attention")])
+def test_a_recurrent_stack_lowers_for_tpus(feedback, kernel):
+    cell = functools.partial(RecurrentCell, num_states=128)
+    graph, params = split_model(recurrent_layers=(1,), dropout=0.1, feedback=feedback, cell=cell)
 
     def nats(params, tokens_BT, key):
         model = nnx.merge(graph, params)
@@ -164,16 +164,9 @@ def test_a_recurrent_stack_lowers_for_tpus(monkeypatch, feedback, kernel):
     assert any(name.startswith(kernel) for name in kernels), kernels
 
 
-def test_layers_at_once_lower_for_tpus(monkeypatch):
-    for module in (table, kernel_forms):
-        monkeypatch.setattr(module, "on_tpu", lambda: True)
-    sizes = dict(vocabulary_size=256, num_layers=2, width=128, num_heads=2, head_size=64)
-    model = nnx.eval_shape(
-        lambda: BlockRecurrentTransformer(
-            nnx.Rngs(0), **sizes, feed_forward_size=128, window=128, activation_dtype="bfloat16"
-        )
-    )
-    graph, params = nnx.split(model)
+@pytest.mark.usefixtures("on_tpu")
+def test_layers_at_once_lower_for_tpus():
+    graph, params = split_model()
 
     def run(params, tokens_KBT):
         model = nnx.merge(graph, params)
