@@ -10,7 +10,7 @@ from architectures import SEGMENT, VOCABULARY, WINDOW, abstract, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import OneKey, parameters, quick_jit
+from tiny_models import OneKey, quick_jit
 
 from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
 from brt.models.block_recurrent.memory import LayerTokens
@@ -140,11 +140,3 @@ def test_a_layer_with_two_external_memories_is_refused():
     second = functools.partial(ExternalMemory, size=4, neighbours=2)
     with pytest.raises(ValueError, match=r"ExternalMemory\.name = 'memory'"):
         abstract("slide", neighbours=2, memorizing_layers=(-1,), memories=((second, (2,)),))
-
-
-def test_a_layer_may_memorize_and_recur_and_be_fed_back_to():
-    """That it computes what it should is a law, of `rec_memorizing` and `feedback_memorizing`."""
-    settings = dict(neighbours=2, memorizing_layers=(-1, 0), recurrent_layers=(2,), feedback=True)
-    layers = abstract("slide", **settings).layers
-    assert [layer.memory_names for layer in layers] == [("memory",), (), ("cell", "memory")]
-    assert all("cross_queries_DA" in parameters(layer) for layer in layers)
