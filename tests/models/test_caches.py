@@ -23,9 +23,9 @@ B, W, H, K, D = 3, WINDOW, 2, 4, 12
 
 
 @quick_jit
-def read_token(window, k_BHK, reads_B, factor=-1.0):
-    """Writes a key, and as its value the key times `factor`, in the rows that read."""
-    return select_rows(reads_B, advance(write_token(window, k_BHK, factor * k_BHK)), window)
+def read_token(window, k_BHK, reads_B):
+    """Writes a key, and as its value the key times -1, in the rows that read."""
+    return select_rows(reads_B, advance(write_token(window, k_BHK, -k_BHK)), window)
 
 
 @settings(max_examples=25, deadline=None)
@@ -69,10 +69,6 @@ class Unnamed(NamedTuple):
     sum: jax.Array
 
 
-def window(rows=ROWS):
-    return WindowCache(*(jax.ShapeDtypeStruct((rows, W, H, K), jnp.float32) for _ in range(2)))
-
-
 def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
@@ -98,7 +94,8 @@ def test_caches_of_every_architecture_can_be_carried(name):
     ],
 )
 def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, error, in_a_layer):
-    caches = (LayerCache(window(), (cache,)),) if in_a_layer else (cache,)
+    window = WindowCache(*[array(ROWS, W, H, K)] * 2)
+    caches = (LayerCache(window, (cache,)),) if in_a_layer else (cache,)
     if error is None:
         return check_caches(caches, ROWS)
     with pytest.raises(ValueError, match=error):

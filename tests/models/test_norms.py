@@ -11,8 +11,8 @@ from brt.models.layers.norms import RMSNorm
 from brt.models.ops import at_least_float32, rms_normed, scaled_heads, unit_heads
 
 
-def draw(shape, size=3.0, offset=5.0):
-    return np.random.default_rng(len(shape)).normal(offset, size, shape)
+def draw(shape, offset=5.0):
+    return np.random.default_rng(len(shape)).normal(offset, 3.0, shape)
 
 
 @pytest.mark.parametrize("function", [RMSNorm(nnx.Rngs(0), 6), unit_heads], ids=["rms", "unit"])

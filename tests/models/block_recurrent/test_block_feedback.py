@@ -23,9 +23,8 @@ from brt.models.block_recurrent.titans import TitansMemory
 B, W, D, A = 2, WINDOW, 12, 8
 
 
-def tokens(blocks=2, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, VOCABULARY, (B, blocks * W)).astype(np.int32)
+def tokens(length):
+    return np.random.default_rng(0).integers(0, VOCABULARY, (B, length)).astype(np.int32)
 
 
 def draw(length):
@@ -35,7 +34,7 @@ def draw(length):
 @pytest.mark.parametrize("memory", [LactMemory, TitansMemory])
 def test_a_text_is_read_at_once_as_by_pieces(memory):
     model = random_model("feedback_fixed_skip", memories=((memory, (0,)),))
-    generator, ids_T = Generator(model, small_vocabulary(VOCABULARY), W), tokens(3)[0][: 2 * W + 3]
+    generator, ids_T = Generator(model, small_vocabulary(VOCABULARY), W), tokens(2 * W + 3)[0]
     pieces = generator.begin()
     for piece in np.split(ids_T, [1, W + 2]):
         pieces = generator.read([piece], pieces)
@@ -124,7 +123,7 @@ def test_the_bias_tables_are_made_once_outside_the_loop(monkeypatch):
 
     monkeypatch.setattr(Layer, "prepare", count)
     monkeypatch.setattr(feedback, "stack_scan", lambda _: loop)
-    jax.eval_shape(model, jnp.asarray(tokens(3)), model.init_caches(B))
+    jax.eval_shape(model, jnp.asarray(tokens(3 * W)), model.init_caches(B))
     assert around == [3, 3] and len(made) == 3
 
 

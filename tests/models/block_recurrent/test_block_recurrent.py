@@ -18,15 +18,6 @@ from brt.models.transformer_xl.hidden_memory import HiddenMemory
 B, D, W = 2, 12, WINDOW
 
 
-def tokens(rows=B, length=SEGMENT, seed=0):
-    return np.random.default_rng(seed).integers(0, VOCABULARY, (rows, length)).astype(np.int32)
-
-
-def read(model, tokens_BT, caches=None):
-    caches = model.init_caches(len(tokens_BT)) if caches is None else caches
-    return read_segment(model, tokens_BT, np.zeros(len(tokens_BT), bool), caches)
-
-
 # Embedding and logits
 
 
@@ -35,7 +26,8 @@ def test_first_logits_have_variance_d_over_V_or_one():
     sizes = dict(vocabulary_size=4096, num_layers=1, width=64)
     model = drawn(lambda: build("slide", **sizes, logits_divisor="width"))
     tokens_BT = np.random.default_rng(1).integers(0, 4096, (4, 8)).astype(np.int32)
-    logits_BTV = np.array(read(model, tokens_BT)[0])
+    logits_BTV, _ = read_segment(model, tokens_BT, np.zeros(4, bool), model.init_caches(4))
+    logits_BTV = np.array(logits_BTV)
     assert (logits_BTV.argmax(axis=-1) == tokens_BT).mean() > 0.9
     np.put_along_axis(logits_BTV, tokens_BT[..., None], np.nan, axis=-1)
     assert abs(np.nanvar(logits_BTV) - 1) < 0.05
@@ -165,7 +157,8 @@ def loss_and_gradients(model, tokens_BT, caches):
     ],
 )
 def test_recomputing_changes_nothing_that_is_learned(name, settings, count):
-    tokens_BT, results, counts = tokens(), {}, {}
+    tokens_BT = np.random.default_rng(0).integers(0, VOCABULARY, (B, SEGMENT)).astype(np.int32)
+    results, counts = {}, {}
     for remat in ("layer", "none"):
         model = random_model(name, remat=remat, num_layers=2, **settings)
         function, params = loss_and_gradients(model, tokens_BT, model.init_caches(B))

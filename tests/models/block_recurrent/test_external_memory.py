@@ -24,8 +24,8 @@ def memory_of(**options):
     return ExternalMemory(OneKey(), sizes, options.pop("window", WINDOW), **options)
 
 
-def ring(rows, size, dtype=np.float32):
-    zeros = jnp.zeros((rows, size, H, K), dtype)
+def ring(rows, size):
+    zeros = jnp.zeros((rows, size, H, K))
     return RingCache(zeros, zeros, jnp.zeros(rows, jnp.int32))
 
 

@@ -39,9 +39,8 @@ def run(graph_and_params, x_BTD, cache):
     return layer(x_BTD, cache, layer.prepare(x_BTD.dtype))
 
 
-def read(layer, x_BTD, cache=None):
-    cache = layer.init_cache(len(x_BTD), x_BTD.dtype) if cache is None else cache
-    return run(nnx.split(layer), x_BTD, cache)
+def read(layer, x_BTD):
+    return run(nnx.split(layer), x_BTD, layer.init_cache(len(x_BTD), x_BTD.dtype))
 
 
 # What it weighs

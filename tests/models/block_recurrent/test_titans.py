@@ -34,10 +34,10 @@ def memory_of(K, N, **options):
     return TitansMemory(nnx.Rngs(0), sizes, 16, hidden_size=N, **options)
 
 
-def drawn(shape, seed=0):
+def drawn(shape):
     """Weights, momentum and pairs of two documents and two heads, in float64."""
     W, K, N = SHAPES[shape]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     weights, momentum = (
         MLPWeights(rng.normal(size=(2, 2, N, K)), rng.normal(size=(2, 2, K, N))) for _ in range(2)
     )
