@@ -105,7 +105,5 @@ def test_weights_come_with_the_logits_of_the_segment():
     read, draw = quick_jit(model.__call__), quick_jit(model.attention_weights)
     caches = read(tokens[0], model.init_caches(B))[1]
     _, logits, after = draw(tokens[1], caches)
-    for found, expected in zip(
-        jax.tree.leaves((logits, after)), jax.tree.leaves(read(tokens[1], caches))
-    ):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    jax.tree.map(close, (logits, after), read(tokens[1], caches))

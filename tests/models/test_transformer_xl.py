@@ -133,8 +133,8 @@ def test_other_models_decode_as_they_read(settings):
     for t in range(2 * SEGMENT):
         logits_BV, decoding = decode(split[1], ids[:, t], decoding)
         np.testing.assert_allclose(logits_BV, expected[:, t], rtol=0, atol=1e-9)
-    for a, b in zip(jax.tree.leaves(model.end_decoding(decoding)), jax.tree.leaves(caches)):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
+    jax.tree.map(close, model.end_decoding(decoding), caches)
 
 
 @pytest.mark.parametrize(
