@@ -19,9 +19,6 @@ from brt.models.decoding_window import advance, fill_window, write_token
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 
 
-# While a block is being filled
-
-
 @quick_jit
 def read_token(window, k_BHK, reads_B):
     """Writes a key, and as its value the key times -1, in the rows that read."""
@@ -52,8 +49,6 @@ def test_a_filling_window_is_a_list_that_forgets_blocks(steps, seed):
         written = window.values_BJHK[b, size : size + fill, 0, 0]
         np.testing.assert_array_equal(written, [-x for x in lists[b][size:]])
 
-
-# Caches that cannot be carried are refused.
 
 ROWS = 7919
 

@@ -139,9 +139,6 @@ def test_the_input_of_the_logits_is_dropped():
     assert (kept[0] == kept[1]).all()
 
 
-# Where nothing is dropped.
-
-
 @pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells"])
 def test_rate_and_key_do_nothing_without_each_other(name):
     with_rate = random_model(name, dropout=0.5, num_layers=2, recurrent_layers=(1,))

@@ -32,9 +32,6 @@ def tokens(length=T):
     return np.random.default_rng(0).integers(0, V, (B, length)).astype(np.int32)
 
 
-# The mask.
-
-
 def test_visibility_of_two_memory_tokens_around_three_tokens():
     # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
     pattern = """
@@ -51,9 +48,6 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
     np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
 
 
-# The carried memory.
-
-
 @pytest.mark.parametrize("name", ["rmt", "cache"])
 def test_other_cuts_change_logits_only_after_the_first(name):
     # Memory is updated at the ends of segments only, so law L1 holds up to the first cut. After it
@@ -66,9 +60,6 @@ def test_other_cuts_change_logits_only_after_the_first(name):
         parts.append(logits_BTV)
     np.testing.assert_allclose(whole[:, :T], parts[0], rtol=0, atol=1e-12)
     assert (np.abs(np.asarray(whole[:, T:] - parts[1])).max(axis=-1) > 1e-3).all()
-
-
-# The auxiliary loss.
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
@@ -86,9 +77,6 @@ def test_the_auxiliary_loss_is_of_one_more_memory_entry(cutoffs):
     log_sum = np.log(np.exp(logits_BSV).sum(axis=-1))
     expected = 0.01 * (log_sum - logits_BSV[..., V]).mean()
     assert added_nats == pytest.approx(expected, rel=1e-9)
-
-
-# What it costs.
 
 
 @every_model
@@ -109,9 +97,6 @@ def test_operations_are_counted_as_the_mask_has_them(name):
     assert found.flops_per_token() == pytest.approx(expected, rel=1e-12)
 
 
-# Bad input.
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -128,9 +113,6 @@ def test_settings_that_cannot_be_are_named(settings, named):
 
 def test_a_memory_as_long_as_the_segment_is_allowed_on_request():
     assert built(num_memory=T, allow_long_memory=True).num_memory == T
-
-
-# Around other bodies.
 
 
 def test_a_body_that_is_none_is_refused_by_name():

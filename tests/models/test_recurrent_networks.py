@@ -63,9 +63,6 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
     np.testing.assert_array_equal(plain, undropped)
 
 
-# Words in bins.
-
-
 def test_a_mesh_must_divide_every_bin_or_is_refused():
     model = random_model("qrnn", cutoffs=(5, 11))
     names = ["QRNN.cutoffs[0]", "QRNN.cutoffs[1] - QRNN.cutoffs[0]"]

@@ -73,9 +73,6 @@ def test_no_gradient_reaches_what_is_remembered():
     assert not any(np.any(cache.x_BMD) for cache in grads)
 
 
-# Visible keys
-
-
 def test_without_same_length_a_cut_changes_the_keys_seen():
     M, length = 6, 2 * SEGMENT
     model, ids = txl(memory_length=M), tokens(length)
@@ -154,9 +151,6 @@ def test_the_reach_is_that_of_gradients_across_memories(memory_length, same_leng
         assert (np.abs(found[1, -1] - found[0, -1]).max() > 0) == sees
 
 
-# Settings
-
-
 def test_a_longer_memory_at_evaluation_keeps_the_parameters():
     short, long = (txl(memory_length=M, same_length=True, clamp_length=5) for M in (4, 19))
     jax.tree.map(np.testing.assert_array_equal, parameters(short), parameters(long))
@@ -185,9 +179,6 @@ def test_drawing_attention_changes_nothing_and_shows_weights():
         np.testing.assert_allclose(weights_BHTJ, weights, rtol=0, atol=1e-12)
 
 
-# Beginnings, and the mask of dropout: where it falls is in test_transformer_xl_dropout.py
-
-
 def test_parameters_begin_as_published():
     settings = dict(WIDTHS, width=128, num_heads=4, head_size=32, feed_forward_size=256)
     settings |= dict(vocabulary_size=900, cutoffs=(300,), div_val=2, memory_length=4, num_layers=2)
@@ -201,9 +192,6 @@ def test_parameters_begin_as_published():
         mean = 1.0 if name == "scale_D" else 0.0
         assert x.mean() == pytest.approx(mean, abs=5 * std / x.size**0.5), path
         assert x.std() == pytest.approx(std, rel=5 / x.size**0.5), path
-
-
-# Sizes, mistakes
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ from brt.models.transformer_xl.hidden_memory import HiddenMemory
 B, D, W = 2, 12, WINDOW
 
 
-# Embedding and logits
-
-
 def test_first_logits_have_variance_d_over_V_or_one():
     """Over all words but the one just read, which the tied table favours."""
     sizes = dict(vocabulary_size=4096, num_layers=1, width=64)
@@ -35,9 +32,6 @@ def test_first_logits_have_variance_d_over_V_or_one():
     shapes = abstract("slide", **sizes, logits_divisor="vocabulary")
     assert model.logits_divisor**2 == pytest.approx(64)
     assert shapes.logits_divisor**2 == pytest.approx(4096)
-
-
-# Blocks and segments
 
 
 @pytest.mark.parametrize("length", [0, 1, W - 1, W + 1, 2 * W - 1])
@@ -85,9 +79,6 @@ def test_the_gradient_that_reaches_each_memory_is_reported(name, expected):
             assert norm.shape == () and float(norm) == pytest.approx(np.sqrt(sum(squares)))
 
 
-# Settings
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -128,9 +119,6 @@ def test_each_memory_is_built_for_its_layers_only():
     cell, memory = (RecurrentCell, *arguments), (ExternalMemory, *arguments)
     assert made == [cell, memory, cell]
     assert [layer.memory_names for layer in model.layers] == [("cell", "memory"), (), ("cell",)]
-
-
-# Memory for time
 
 
 RECOMPUTED = "prevent_cse=True"

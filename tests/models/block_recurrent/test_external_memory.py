@@ -36,9 +36,6 @@ def tokens_of(rows, length, seed=0):
     return q, k / np.linalg.norm(k, axis=-1, keepdims=True), v
 
 
-# The ring
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5))
 def test_the_ring_holds_the_last_tokens_at_their_slots(cuts, pauses):
@@ -59,9 +56,6 @@ def test_the_ring_holds_the_last_tokens_at_their_slots(cuts, pauses):
             expected[:, t % size] = pair
         np.testing.assert_array_equal(cache.keys_BMHK[row], expected[0])
         np.testing.assert_array_equal(cache.values_BMHK[row], expected[1])
-
-
-# The search
 
 
 def test_buckets_find_63_percent_of_the_best_keys():
@@ -114,9 +108,6 @@ def test_nothing_is_found_in_the_first_block_and_slots_count(search):
     (found,) = lone.search_memory(cache, token)[0]
     weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
     np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
-
-
-# Settings
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,6 @@ def read(layer, x_BTD):
     return run(nnx.split(layer), x_BTD, layer.init_cache(len(x_BTD), x_BTD.dtype))
 
 
-# What it weighs
-
-
 def test_matrices_begin_with_variance_one_over_their_input():
     layer = drawn(lambda: Layer(nnx.Rngs(0), Sizes(320, 4, 100, 500), W, reads_states=True))
     for matrix, fan_in in (
@@ -61,9 +58,6 @@ def test_matrices_begin_with_variance_one_over_their_input():
         assert abs(float(matrix[...].std()) * fan_in**0.5 - 1) < 0.02
     for scale in (layer.attention_scale_H, layer.cross_scale_H):
         assert (scale[...] == 1).all()
-
-
-# What it says of its states
 
 
 def test_metrics_report_the_size_of_states_and_the_share_kept():
@@ -87,9 +81,6 @@ def test_the_states_share_compares_what_the_two_halves_add():
         layer.output_CD[...] = jnp.zeros_like(whole_CD).at[half].set(whole_CD[half])
         added.append(np.sqrt(np.mean(np.square(read(layer, x_BTD)[0] - x_BTD))))
     np.testing.assert_allclose(metrics["state_share"], added[1] / sum(added), rtol=1e-4)
-
-
-# Several memories
 
 
 class Still(LayerMemory):

@@ -49,9 +49,6 @@ def exported(model):
     return flat
 
 
-# Out and back
-
-
 @pytest.mark.parametrize(
     "cell",
     [
@@ -103,9 +100,6 @@ def test_a_memorizing_layer_with_a_position_bias_is_refused(cell):
         load(flat, WINDOW, size=8, neighbours=2)
 
 
-# What does not fit is refused by name
-
-
 @functools.cache
 def example():
     return exported(meliad_model(**CELLS[0]))
@@ -135,9 +129,6 @@ def test_a_missing_parameter_is_refused_by_name(path):
     shape = re.escape(str((1, *example()[path].shape)))
     with pytest.raises(UnsupportedCheckpoint, match=f"{path}.*{shape}"):
         load(example() | {path: example()[path][None]}, WINDOW)
-
-
-# Recordings
 
 
 def transcribed(model, tokens, starts):
