@@ -84,7 +84,8 @@ def drawn_by_tpu(keep, shape, blocks=1, by_keys=False):
 
     H, N, _ = keep.seeds_HN2.shape
     of_head = jax.vmap(of_tile, (None, 0))
-    return jax.vmap(of_head, (0, None))(jnp.arange(H), jnp.arange(N))
+    with jax.enable_x64(False):
+        return jax.vmap(of_head, (0, None))(jnp.arange(H), jnp.arange(N))
 
 
 def drawn_by_gpu(dropout, window, states=0):

@@ -172,19 +172,25 @@ def plain_cell(heads, states_BSD, k, v, cached_k, cached_v, norm_scale, ids, mat
     return states_BSD, *keys_values, jnp.stack([kept for *_, kept in seen])
 
 
-def errors(forms, heads, args, exact_args=None, interpret="races"):
-    """Of each output and gradient, by the name of its argument."""
+def errors(forms, heads, args, interpret="races"):
+    """Of each output and gradient, by the name of its argument; the plain form is in float64."""
 
     def results(form, heads, args):
         *varied, keep = args.values()
         form = functools.partial(form, heads)
         return outputs_and_gradients(lambda *varied: form(*varied, keep), *varied)
 
+    def exactly(x):
+        return np.float64(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
     plain, kernel = forms
-    expected = results(plain, heads, exact_args or args)
     found = results(kernel, heads._replace(interpret=interpret), args)
+    with jax.enable_x64(True):
+        exact = {name: jax.tree.map(exactly, x) for name, x in args.items()}
+        expected = results(plain, heads, exact)
     names = [name for name, x in args.items() if x is not None and name != "keep"]
     outputs = range(len(expected) - len(names))
+    expected = map(np.asarray, expected)
     return dict(zip([*outputs, *names], relative_errors(found, expected), strict=True))
 
 
@@ -260,12 +266,7 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
 def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     forms, heads, make, sizes = CASES[name]
     args = make(heads, *sizes, dtype=jnp.bfloat16)
-
-    def exactly(x):
-        return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
-
-    exact = {part: jax.tree.map(exactly, x) for part, x in args.items()}
-    found = errors(forms, heads, args, exact, interpret=True)  # as in models
+    found = errors(forms, heads, args, interpret=True)  # as in models
     assert max(found.values()) < 0.03, found
 
 

@@ -85,9 +85,10 @@ def of_case(target, name):
 
 @pytest.mark.parametrize("target", KERNELS)
 @pytest.mark.parametrize("name", [slow(x, when=x in COVERED) for x in CASES])
-def test_results_and_all_gradients_equal_the_plain_form(target, name):
+def test_results_and_all_gradients_equal_the_plain_form(target, name, capfd):
     found = errors(target, of_case(target, name))
     assert largest(found) < 5e-6, found
+    assert "race" not in "".join(capfd.readouterr()).lower()
 
 
 @pytest.mark.parametrize("target", KERNELS)

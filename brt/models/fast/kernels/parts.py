@@ -167,7 +167,8 @@ def summed_over_batch(heads: Heads, *gradients: jax.Array | None) -> tuple[Any, 
 
 def interpreted(heads: Heads) -> pltpu.InterpretParams | bool:
     if heads.interpret == "races":
-        return pltpu.InterpretParams(detect_races=True)
+        # With one core no two parts of a grid can race.
+        return pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
     return bool(heads.interpret)
 
 
