@@ -92,6 +92,13 @@ def check(monkeypatch, tmp_path):
     """Runs scripts/check_recording.py on recordings, files or dictionaries; its exit status."""
     monkeypatch.syspath_prepend(SCRIPTS)
     script = importlib.import_module("check_recording")
+    compare, compared = script.check, []
+
+    def counted(*arguments):
+        compared.append(compare(*arguments))
+        return compared[-1]
+
+    monkeypatch.setattr(script, "check", counted)
     monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
     precision = jax.config.jax_default_matmul_precision
 
@@ -102,7 +109,10 @@ def check(monkeypatch, tmp_path):
             if isinstance(arrays, dict):
                 files[-1] = tmp_path / f"{number}{name}.npz"
                 np.savez(files[-1], **arrays)
-        return script.main([str(file) for file in files])
+        compared.clear()
+        status = script.main([str(file) for file in files])
+        assert len(compared) == len(files), "a recording could not be read"
+        return status
 
     yield run
     jax.config.update("jax_default_matmul_precision", precision)
