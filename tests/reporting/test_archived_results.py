@@ -455,19 +455,21 @@ def test_manual_tables_of_settings_and_checksums_agree(built):
             assert share in known if share != "–" else not known, (memory, rate)
 
 
-def test_zoologys_table_has_all_rates_and_the_test_of_the_best(built):
+@pytest.mark.parametrize("ladder", ["zoology_64", "zoology_128"])
+def test_zoologys_table_has_all_rates_and_the_test_of_the_best(built, ladder):
     found = {}
     for entry in built[1].entries:
-        if entry.ladder == "zoology_64":
+        if entry.ladder == ladder:
             (run,) = entry.runs
             validation, test = (run.evaluations.get(split, {}) for split in ("validation", "test"))
             shares = found.setdefault((entry.memory, str(entry.fields["W"])), {})
             shares[entry.fields["rate"]] = validation["accuracy"], test.get("accuracy")
-    heads, *rows = manual_table("zoology_64")
+    heads, *rows = manual_table(ladder)
     assert {(memory, W) for memory, W, *_ in rows} == {*found}
     for memory, W, *shares, test in rows:
         known = found[memory, W]
         rates = [head.removeprefix("rate ") for head in heads[2:-1]]
+        assert {*known} <= {*rates}
         assert shares == [f"{known[rate][0]:.4f}" if rate in known else "–" for rate in rates]
         _, best = max(known.values(), key=lambda pair: pair[0])
         assert test == ("–" if best is None else f"{best:.4f}")
