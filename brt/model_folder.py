@@ -211,7 +211,7 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         names = [name for name in FIGURES if name in figures]
         forms = {name: ".4f" if figures[name] < 1e6 else ".2e" for name in names}
         text = ", ".join(f"{name} {figures[name]:{form}}" for name, form in forms.items())
-        # A text of one's own, and a named step, are in the file's name alone.
+        # Another text and a named step are in the file's name alone.
         name = file.stem.removeprefix("evaluation_")
         rows.append((f"evaluation, {name}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"

@@ -245,7 +245,7 @@ def test_a_folder_has_the_vocabulary_of_a_bucket(run, tmp_path):
     assert read.trainer.corpus.vocabulary.fingerprint == fingerprint
 
 
-def test_a_card_tells_a_text_of_ones_own_from_the_run_s_split(card):
+def test_a_card_tells_other_texts_from_the_run_s_split(card):
     records = {}
     for name, bits in {"validation": 1.25, "own_text_mine_txt_validation": 7.5}.items():
         figures = {"split": "validation", "step": 6, "bits_per_byte": bits}

@@ -12,7 +12,7 @@ FROM_FOLDERS = ("brt.pretrained.decoders.", "brt.pretrained.encoders.")
 
 
 def words_of_code(page):
-    """In lower case: `FILE` stands for a parameter `file`."""
+    """In lower case, as `FILE` may name a parameter `file`."""
     code = re.findall(r"```.*?```|`[^`\n]+`", page.read_text(encoding="utf-8"), re.DOTALL)
     return set(re.findall(r"\w+", "".join(code).lower()))
 

@@ -265,8 +265,8 @@ def start_several(path, workdir, *, count=2, of_last=(), last_in=None, study=Non
             line += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
             line += [f"--process_id={number}", *(of_last if is_last else ())]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        place = {"cwd": last_in if is_last else None, "env": quick_environment()}
-        started.append(subprocess.Popen(line, **place, **pipes))
+        process = {"cwd": last_in if is_last else None, "env": quick_environment()}
+        started.append(subprocess.Popen(line, **process, **pipes))
     return started
 
 
