@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from results_page.figures import time_plot
+from results_page.figures import best_plot, time_plot
 from results_page.recall import answers_table, board_plot, distance_plot
 from results_page.records import Entry, open_archives
 from results_page.tables import build, read_times
@@ -18,8 +18,8 @@ from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
 
 NOT_RUN = "Not run."
-"""Text of a mark without an archive."""
 MARKED = re.compile(r"<!-- (table|figure) ([\w.-]+) -->\n.*?<!-- end -->\n", re.S)
+PLOTS = {"best": best_plot, "time": time_plot, "columns": board_plot, "trained": distance_plot}
 SPECS, STEP_TIMES = Path(__file__).parent / "tables.toml", "step_times.csv"
 
 
@@ -45,9 +45,8 @@ def results(folder: Path) -> Results:
                         else build(name, specs["table"], entries, times))  # fmt: skip
     for name, spec in specs["figure"].items():
         spec = specs["table"].get(spec.get("of"), {}) | spec
-        of_answers = board_plot if "columns" in spec else distance_plot
-        plots[name] = (of_answers(name, spec | rates, entries) if "answers" in spec
-                       else time_plot(name, spec, entries, times))  # fmt: skip
+        draw = next(draw for key, draw in PLOTS.items() if key in spec)
+        plots[name] = draw(name, spec | rates | {"times": times}, entries)
     problems = [problem for entry in entries for run in entry.runs for problem in run.problems]
     shown = {name: plot for name, plot in plots.items() if plot}
     return Results({n: table for n, table in tables.items() if table}, shown, problems, entries)

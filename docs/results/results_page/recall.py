@@ -34,10 +34,8 @@ class Recall(NamedTuple):
     runs: list[Run]
 
     def curve(self, run: Run, name: str) -> dict[float, float]:
-        for series in run.studies.get("answers", {}).get("series", ()):
-            if series["name"] == name:
-                return dict(zip(series["x"], series["y"]))
-        return {}
+        found = run.studies.get("answers", {}).get("series", ())
+        return next((dict(zip(s["x"], s["y"])) for s in found if s["name"] == name), {})
 
     def shares(self, measure: str) -> list[float | None]:
         """Returns the values of a column, one a run."""

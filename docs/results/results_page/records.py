@@ -16,11 +16,9 @@ from brt.reporting.collect import Group, collect
 from brt.reporting.model_settings import model_name, model_setting
 from brt.reporting.runs import Run, open_runs
 
-SPLIT, TEST = "validation", "test"
+SPLIT, TEST = SPLITS = "validation", "test"
 FRESH = 0.2
 """Last share of the steps of training, whose batches count as fresh text."""
-BYTES = 4
-"""Of a float32."""
 USUAL = {
     "RecurrentCell.gate_biases": "small",
     "TransformerXL.encoding": "relative",
@@ -68,7 +66,7 @@ class Entry(NamedTuple):
             numbers += heads * size**2
         elif self.group.position.states:
             numbers += self.fields["S"] * model_setting(self.settings, "width")
-        return BYTES * numbers
+        return 4 * numbers  # of float32
 
     def of_seeds(self, seeds: Sequence[int]) -> "Entry":
         runs = [run for run in self.runs if not seeds or run.seed in seeds]
@@ -189,11 +187,9 @@ def read_the_same(run: Run, other: Run) -> bool:
 
 
 def pairs(entry: Entry, other: Entry) -> Iterator[tuple[Run, Run]]:
-    """Yields runs of two entries with the same seed and the same data."""
-    for run in entry.runs:
-        for its in other.runs:
-            if run.seed == its.seed and read_the_same(run, its):
-                yield run, its
+    """Returns runs of two entries with the same seed and the same data."""
+    return ((run, its) for run in entry.runs for its in other.runs
+            if run.seed == its.seed and read_the_same(run, its))  # fmt: skip
 
 
 def fastest_step(entry: Entry) -> float:
