@@ -18,8 +18,8 @@
 
 The first four forms time training steps, reading a token store, generation at two positions of a
 long document, and evaluation with a memory and with a window for every token. The last four run no
-step: they find the longest segments whose step fits a memory budget, compile the step for TPUs with
-libtpu, read the newest trace of `brt.train --profile`, and estimate the collectives of three model
+step: they find the longest segments whose step fits a memory budget, compile the step for TPUs
+or GPUs, read the newest trace of `brt.train --profile`, and estimate the collectives of three model
 sizes on seven clusters (hours; resumable).
 
 Configs alternate step by step; compare the ratios to the baseline, the first config unless named.

@@ -45,7 +45,9 @@ STUDIES = studies()
 flags.DEFINE_enum(
     "study", None, list(STUDIES), f"Run this study instead. Its settings: {', '.join(settings())}."
 )
-flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
+flags.DEFINE_list(
+    "other", [], "Another run folder, to compare with; several for recl, topics, continuations."
+)
 flags.DEFINE_integer(
     "documents",
     None,

@@ -34,7 +34,10 @@ from brt.training.checkpoints.parameters import named_arrays
 FLAGS = flags.FLAGS
 command_line.define_step()
 flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16", "float16"], "The type of the written parameters."
+    "dtype",
+    "float32",
+    ["float32", "bfloat16", "float16"],
+    "Of the parameters; a memory beside a backbone stays float32.",
 )
 if "output" not in FLAGS:  # brt.report has the flag, too
     flags.DEFINE_string(

@@ -6,7 +6,7 @@ r"""Continues a prompt, a book or a saved memory with a trained model, whose sta
     python -m brt.generate --workdir=runs/books --load_memory=book.memory --samples=3
     python -m brt.generate --workdir=runs/books --load_memory=book.memory --score=chapter.txt
 
-Text goes to standard output as it is written, everything else to standard error.
+Text and scores go to standard output, everything else to standard error.
 """
 
 import json

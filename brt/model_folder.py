@@ -103,7 +103,7 @@ def load_run(
         (experiment, params, step): params a nested dictionary on the default device; step 0 of a
         pretrained backbone.
     """
-    root, step = _located(os.fspath(folder)), check_step(step)
+    root, step = located(os.fspath(folder)), check_step(step)
     if (root / BACKBONE_GIN).is_file():
         if isinstance(step, int):
             raise ValueError(f"{root} is an exported backbone, without steps: name no step.")
@@ -122,7 +122,7 @@ def load_run(
     return experiment, state.params, int(state.step)
 
 
-def _located(folder: str) -> AnyPath:
+def located(folder: str) -> AnyPath:
     """Returns a folder's path, below `configs/` if missing; downloads a folder of the Hub."""
     if folder.startswith(HUB):
         hub, name = extra_library("huggingface_hub", folder, "hub"), folder.removeprefix(HUB)

@@ -1,7 +1,7 @@
 r"""Makes token stores of the corpus of a config, or shows one.
 
 python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validation,test
-python -m brt.prepare --inspect=stores/quickstart/train --document=0
+python -m brt.prepare --inspect=stores/stdlib_bytes/train --document=0
 
 With --train_vocabulary it makes the file of `Corpus.vocabulary` instead, and with
 --describe_vocabulary it measures the vocabulary on a sample of the first split. With

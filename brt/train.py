@@ -93,9 +93,11 @@ def train(
     experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
 ) -> None:
     def params():
+        from brt.model_folder import located  # only here: training reads no folder of the Hub
+
         # The last parameters, not their average: training continues with them.
         abstract = experiment.abstract_state(mesh)._replace(optimizer=None)
-        return load_params(FLAGS.load_dir, abstract)[0].params
+        return load_params(str(located(FLAGS.load_dir)), abstract)[0].params
 
     text, begin = gin.config_str(), params if FLAGS.load_dir else None
     run = TrainingRun(

@@ -29,7 +29,7 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt import evaluate, train
+from brt import evaluate, model_folder, train
 from brt.data.stores import token_store
 from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.documents import DocumentStream
@@ -344,8 +344,10 @@ def test_a_finished_run_can_be_made_longer(tiny, straight, tmp_path, monkeypatch
 
 def test_a_run_can_begin_with_the_parameters_of_another(tiny, straight, tmp_path, monkeypatch):
     # The first step has a learning rate of 0, so its parameters are still those it began with.
-    source = straight.folder.path
-    flags = [*gin_flags(tiny), f"--workdir={tmp_path}", f"--load_dir={source}"]
+    source = Path(straight.folder.path)
+    monkeypatch.setattr(model_folder, "gin_folders", lambda: (source.parent,))
+    # A name below configs/, such as trained/text.
+    flags = [*gin_flags(tiny), f"--workdir={tmp_path}", f"--load_dir={source.name}"]
     loaded, load, run = [], train.load_params, train.TrainingRun.run
 
     def load_watched(*arguments):
