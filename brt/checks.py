@@ -93,7 +93,7 @@ Index = Annotated[int, Range("a whole number", -MOST, MOST)]
 Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
 """Numbers that may exceed `MOST`, such as tokens of a corpus."""
-Devices = Annotated[int, Range("a number of devices, or -1 for the remaining ones", -1, MOST)]
+Devices = Annotated[int, Range("a number of devices or -1 (the remaining ones)", -1, MOST)]
 Text = InstanceOf[str]
 """Unlike pydantic's own strings, may be invalid UTF-8."""
 NOT_EMPTY = Rule("a string that is not empty", lambda text: bool(text.strip()) and "\0" not in text)
@@ -373,7 +373,9 @@ def words_for(declared: Any) -> str:
         called = "tuple" if origin is tuple else "list"
         return f"a {called} with {words_for(inner[0])} in each place"
     if origin is tuple:
-        return f"a tuple of {len(inner)}: {', '.join(map(words_for, inner))}"
+        each = [*map(words_for, inner)]
+        of_each = f", each {each[0]}" if len({*each}) == 1 else f": {', '.join(each)}"
+        return f"a tuple of {len(inner)}{of_each}"
     return WORDS.get(declared) or f"{_one(declared)}{BY_REFERENCE}"
 
 

@@ -68,6 +68,9 @@ def _explain(error, text):
         lines = text.split("\n")
         line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
         name, _, value = (shortened(part.strip()) for part in line.partition("="))
+        register_all()
+        if value in dict(registered()):
+            return f"{value} is not a gin value. Write {name} = @{value}."
         return (
             f"{value} is not a gin value. If it is meant as a string, quote it: "
             f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'

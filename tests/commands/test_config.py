@@ -246,6 +246,11 @@ def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quote
     assert f"{name} = {quoted}" in sentence and str(path) in sentence
 
 
+def test_an_unmarked_reference_is_answered_with_its_form():
+    sentence = message(config.parse, bindings=["Trainer.optimizer = adamw"])
+    assert "Trainer.optimizer = @adamw" in sentence and '"' not in sentence
+
+
 @pytest.mark.parametrize(
     "without",
     ["Trainer.steps", "Trainer.corpus", "BlockRecurrentTransformer.window", "TextFiles.path"],

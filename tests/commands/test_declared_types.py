@@ -138,6 +138,11 @@ def test_values_of_the_declared_type_pass(line):
     config.parse(bindings=[line])
 
 
+def test_a_tuple_of_equal_kinds_names_the_kind_once():
+    assert words_for(tuple[Count, Count]).count(words_for(Count)) == 1
+    assert words_for(tuple[int, str, int]).count(words_for(int)) == 2
+
+
 def test_a_value_alone_is_told_how_to_be_a_tuple():
     sentence = refused("BlockRecurrentTransformer.recurrent_layers = 9")
     assert sentence.startswith("BlockRecurrentTransformer.recurrent_layers = 9 must be")
