@@ -64,17 +64,7 @@ def _explain(error, text):
         what = "" if isinstance(error, ImportError) else " Is a bracket or a quote left open?"
         return f"{message}.{what}"  # tokenize errors share no better base class
     if "malformed node" in message or "Unable to parse value" in message:
-        number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
-        lines = text.split("\n")
-        line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
-        name, _, value = (shortened(part.strip()) for part in line.partition("="))
-        register_all()
-        if value in dict(registered()):
-            return f"{value} is not a gin value. Write {name} = @{value}."
-        return (
-            f"{value} is not a gin value. If it is meant as a string, quote it: "
-            f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
-        )
+        return _no_value(message, text)
     if "Unable to open file" in message:
         return f"the file does not exist; {first.rstrip('.')}."
     if "No configurable matching" in message:
@@ -99,6 +89,20 @@ def _explain(error, text):
             return f"%{macro} has no value. Add {COMPLETED_BY[macro]}."
         return f"the macro {macro} has no value; add a line {macro} = ... ."
     return message
+
+
+def _no_value(message, text):
+    number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
+    lines = text.split("\n")
+    line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
+    name, _, value = (shortened(part.strip()) for part in line.partition("="))
+    register_all()
+    if value in dict(registered()):
+        return f"{value} is not a gin value. Write {name} = @{value}."
+    return (
+        f"{value} is not a gin value. If it is meant as a string, quote it: "
+        f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
+    )
 
 
 def nearest(name, candidates):
