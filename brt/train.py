@@ -93,7 +93,7 @@ def train(
     experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
 ) -> None:
     def params():
-        from brt.model_folder import located  # only here: training reads no folder of the Hub
+        from brt.model_folder import located  # only with --load_dir
 
         # The last parameters, not their average: training continues with them.
         abstract = experiment.abstract_state(mesh)._replace(optimizer=None)

@@ -97,10 +97,10 @@ def _no_value(message, text):
     line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
     name, _, value = (shortened(part.strip()) for part in line.partition("="))
     register_all()
-    if value in dict(registered()):
-        return f"{value} is not a gin value. Write {name} = @{value}."
+    is_name = value in dict(registered())
+    reference = f"Write @{value}, or @{value}() for an object. " if is_name else ""
     return (
-        f"{value} is not a gin value. If it is meant as a string, quote it: "
+        f"{value} is not a gin value. {reference}If it is meant as a string, quote it: "
         f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
     )
 

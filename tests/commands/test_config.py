@@ -246,9 +246,13 @@ def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quote
     assert f"{name} = {quoted}" in sentence and str(path) in sentence
 
 
-def test_an_unmarked_reference_is_answered_with_its_form():
-    sentence = message(config.parse, bindings=["Trainer.optimizer = adamw"])
-    assert "Trainer.optimizer = @adamw" in sentence and '"' not in sentence
+def test_an_unmarked_reference_is_answered_with_its_form_too():
+    for line, name in (
+        ("Trainer.optimizer = adamw", "@adamw"),
+        ("Trainer.corpus = Mixture", "@Mixture()"),
+    ):
+        assert name in message(config.parse, bindings=[line])
+    assert "@" not in message(config.parse, bindings=["RecurrentCell.gate = lstm"])
 
 
 @pytest.mark.parametrize(
