@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to two trained Block-Recurrent Transformers, two and a half to eight minutes after installation on two
+# From nothing to two trained Block-Recurrent Transformers, two to eight minutes after installation on two
 # quiet cores. One is trained on the source code of Python's standard library, which is on this machine
 # already; the other on a task of recall. Run again, it continues where it stopped, or says that it is done.
 set -euo pipefail

@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from manual_tables import CHECKED, FOLDER, PAGES, manual_table
 from paths import ROOT
 from scipy.stats import ttest_1samp
 
@@ -26,12 +27,8 @@ from brt.data.tasks.mqar import MultiQueryRecall
 from brt.data.tasks.small_world import story
 from brt.evaluation.token_kinds import KINDS
 
-FOLDER = ROOT / "docs" / "results"
-PAGES = sorted(page.name for page in FOLDER.glob("*.md"))
 NOT_ARCHIVED = {"2.148", "2.171", "2.199", "2.200", "2.209"}
 """Losses of runs whose records were not kept, and of a study that is in no table."""
-CHECKED = re.compile(r"<!-- checked (\w+) -->\n((?:\|.*\n)+)")
-"""A table that is written manually, which a test below compares with the records."""
 MARK = re.compile(r"(\S+(?: ± \S+)?)( %)?\s*<!-- ([\w.]+) :: ([^|>]+?) :: ([^|>]+?) -->")
 """A number, and the table, row (its first cells) and column that it is from.
 
@@ -55,15 +52,6 @@ def built(tmp_path_factory):
         file.unlink()
         file.with_suffix(".png").unlink()
     return folder, write_results(folder)
-
-
-def manual_table(name):
-    """The cells of a table that is written manually, without its heads."""
-    found = {m[1]: m[2] for page in PAGES for m in CHECKED.finditer((FOLDER / page).read_text())}
-    lines = found[name].splitlines()
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])
-    ]
 
 
 def test_the_pages_are_what_the_archived_records_give(built):

@@ -7,23 +7,13 @@ import tomllib
 import jax
 import pytest
 from flax import nnx
-from paths import ROOT
+from manual_tables import FOLDER, manual_table
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.gin_text import write_gin
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
-
-FOLDER = ROOT / "docs" / "results"
-PAGE = (FOLDER / "zoology_plan.md").read_text()
-
-
-def checked(name):
-    """The cells of a table that is written manually, its heads first."""
-    text = re.search(rf"<!-- checked {name} -->\n((?:\|.*\n)+)", PAGE)[1]
-    heads, _, *rows = text.splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (heads, *rows)]
 
 
 def carried(entry):
@@ -35,7 +25,7 @@ def carried(entry):
 
 @pytest.mark.parametrize("column", ["64 / 4", "128 / 8"])
 def test_stated_bytes_are_those_of_the_caches_of_each_model(column):
-    heads, *rows = checked("zoology_bytes")
+    heads, *rows = manual_table("zoology_bytes")
     stated = [row[heads.index(f"bytes carried, {column}")] for row in rows]
     file = FOLDER / "sweeps" / ("zoology.txt" if column == "64 / 4" else "zoology_128.txt")
     of_model = {}  # one entry of each model, whatever its rate
@@ -51,11 +41,11 @@ def test_the_figure_has_the_bytes_and_the_shares_of_the_tables():
     _, *rows = figure["zoology"]["rows"]
     shown = sorted(int(size) for row in rows for size in re.findall(r"(\d+)(?:, \d+)? kB", row))
     sizes = [[int(cell.replace(",", "")) for cell in row[2:] if cell[0].isdigit()]
-             for row in checked("zoology_bytes")[1:]]  # fmt: skip
+             for row in manual_table("zoology_bytes")[1:]]  # fmt: skip
     assert shown == sorted(round(min(each) / 1000) for each in sizes)
     points = [*csv.reader((FOLDER / "figures" / "zoology.csv").read_text().splitlines())][1:]
-    (rule,) = (cells for name, *cells in checked("zoology_rules") if "first pair" in name)
+    (rule,) = (cells for name, *cells in manual_table("zoology_rules") if "first pair" in name)
     for cell, (ladder, (title, null)) in zip(rule, figure["zoology"]["best"].items(), strict=True):
         assert null == float(cell)
         found = sorted(f"{float(y):.4f}" for line, _, y in points if line == title)
-        assert found == sorted([f"{null:.4f}", *(row[-1] for row in checked(ladder)[1:])])
+        assert found == sorted([f"{null:.4f}", *(row[-1] for row in manual_table(ladder)[1:])])

@@ -1,12 +1,10 @@
 """Multi-query associative recall, against a solver that reads the tokens."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import ROOT
+from manual_tables import manual_table
 
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -142,10 +140,7 @@ def test_questions_need_tokens_that_are_not_scored(store_of):
 
 def test_rules_without_knowledge_are_right_as_often_as_planned():
     """The shares in docs/results/zoology_plan.md, by the order in which pairs are asked."""
-    page = (ROOT / "docs" / "results" / "zoology_plan.md").read_text(encoding="utf-8")
-    table = page.partition("<!-- checked zoology_rules -->\n")[2].partition("\n\n")[0]
-    rows = [re.findall(r"\d\.\d+", line) for line in table.splitlines()[2:]]
-    shown = np.array([row for row in rows if len(row) == 2], float)
+    shown = np.array([shares for _, *shares in manual_table("zoology_rules")[1:]], float)
     rng = np.random.default_rng(5)
     for column, (length, pairs) in enumerate(((64, 4), (128, 8))):
         slots = (length - 2 * pairs) // 2
