@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 source scripts/malloc.sh
 if ! kill -0 "$(cat job.pid 2>/dev/null)" 2>/dev/null; then
     rm -f job.status
+    : >job.log # exists when tail opens it, however late the job starts
     # shellcheck disable=SC2016 # the job's shell expands them
     setsid bash -c '"$@"; echo $? >job.status' job .venv/bin/python -m "$@" \
         >job.log 2>&1 </dev/null &
