@@ -1,6 +1,7 @@
 """Base of all streams. Axes as in `batch`."""
 
 import abc
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch, padding
 
 
+@dataclass(eq=False)
 class Stream(abc.ABC):
     """A sequence of batches with random access. Training streams are infinite.
 
@@ -27,27 +29,19 @@ class Stream(abc.ABC):
     """
 
     store: TokenStore | MixedStore
-    row_segments_B: np.ndarray
+    rows: int
+    segment_length: int
+    segments_per_step: int = 1
+    seed: int = 0
+    row_segments_B: np.ndarray = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        store: TokenStore | MixedStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-    ):
-        if seed < 0 or min(rows, segment_length, segments_per_step) < 1:
+    def __post_init__(self) -> None:
+        if self.seed < 0 or min(self.rows, self.segment_length, self.segments_per_step) < 1:
             raise ValueError(
-                f"A stream cannot be read with rows = {rows}, segment_length = {segment_length}, "
-                f"segments_per_step = {segments_per_step} and seed = {seed}: bind the first three "
-                "to 1 or more, and the seed to 0 or more."
+                f"A stream cannot be read with rows = {self.rows}, segment_length = "
+                f"{self.segment_length}, segments_per_step = {self.segments_per_step} and seed = "
+                f"{self.seed}: bind the first three to 1 or more, and the seed to 0 or more."
             )
-        self.store = store
-        self.rows = rows
-        self.segment_length = segment_length
-        self.segments_per_step = segments_per_step
-        self.seed = seed
         self._prepare()
 
     def _prepare(self) -> None:  # noqa: B027  (most streams need it)
@@ -68,13 +62,16 @@ class Stream(abc.ABC):
     def _read(self, step: int, rows: range) -> Batch: ...
 
 
+@dataclass(eq=False)
 class EvaluationPass(Stream):
     """One pass over a store: a finite stream with K = 1 and `num_steps` steps.
 
     Finished batch elements, and batches after the last step, are padding.
     """
 
-    num_steps: int
+    segments_per_step: int = field(default=1, init=False)
+    seed: int = field(default=0, init=False)
+    num_steps: int = field(init=False, repr=False)
 
     def bounded(self, most: int) -> int:
         """Returns how many steps an evaluation reads that is bound to `most`."""

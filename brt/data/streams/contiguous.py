@@ -10,6 +10,7 @@ two parts is lost, and a short last step is padded.
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,7 @@ ReadTokens = Callable[[JoinedArray, int, int], np.ndarray]
 """Returns items start to stop of a store's array, in some order of the documents."""
 
 
+@dataclass(eq=False)
 class ContiguousStream(Stream):
     """The training stream whose batch elements begin each epoch together, with fresh memory.
 
@@ -32,27 +34,21 @@ class ContiguousStream(Stream):
             fewer than B pairs are dropped.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-        shuffle: bool = False,
-    ):
-        super().__init__(store, rows, segment_length, segments_per_step, seed)
+    store: TokenStore
+    shuffle: bool = False
+
+    def _prepare(self) -> None:
+        store, rows = self.store, self.rows
         if store.num_tokens <= rows:
             raise ValueError(
                 f"{store.folder} has {store.num_tokens} tokens, and {rows} batch elements need "
                 "more than that: lower the batch size (Trainer.tokens_per_step) or use more text."
             )
-        self.shuffle = shuffle
         pairs = store.num_tokens - 1
-        self._cuts = _even_cuts(pairs if shuffle else pairs // rows * rows, rows)
-        self._segments = -(-int(np.diff(self._cuts).max()) // segment_length)
+        self._cuts = _even_cuts(pairs if self.shuffle else pairs // rows * rows, rows)
+        self._segments = -(-int(np.diff(self._cuts).max()) // self.segment_length)
         self.row_segments_B = np.full(rows, self._segments)
-        self._shuffled = functools.lru_cache(1)(lambda epoch: _shuffled(store, seed, epoch))
+        self._shuffled = functools.lru_cache(1)(functools.partial(_shuffled, store, self.seed))
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(self.segments_per_step, len(rows), self.segment_length)

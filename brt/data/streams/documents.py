@@ -6,11 +6,11 @@ are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}.
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 
-from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.assignment import assign, assign_documents
@@ -70,6 +70,7 @@ def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
         )
 
 
+@dataclass(eq=False)
 class DocumentPass(EvaluationPass):
     """One pass of evaluation: every document once.
 
@@ -77,19 +78,15 @@ class DocumentPass(EvaluationPass):
         documents: numbers of the documents to read; None for all.
     """
 
-    def __init__(
-        self,
-        store: TokenStore | MixedStore,
-        rows: int,
-        segment_length: int,
-        documents: Sequence[int] | np.ndarray | None = None,
-    ):
-        super().__init__(store, rows, segment_length)
-        segments_D = -(-store.lengths_D // segment_length)
-        if documents is None:
-            self._row_documents = assign_documents(store, segments_D, rows)
+    documents: Sequence[int] | np.ndarray | None = None
+
+    def _prepare(self) -> None:
+        segments_D = -(-self.store.lengths_D // self.segment_length)
+        if self.documents is None:
+            self._row_documents = assign_documents(self.store, segments_D, self.rows)
         else:
-            self._row_documents = assign(segments_D, rows, np.unique(documents).astype(int))
+            chosen = np.unique(self.documents).astype(int)
+            self._row_documents = assign(segments_D, self.rows, chosen)
         self._firsts = [_first_segments(segments_D[read]) for read in self._row_documents]
         self.num_steps = max(int(firsts[-1]) for firsts in self._firsts)
 

@@ -173,21 +173,16 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
     return batch
 
 
+@dataclass(eq=False)
 class LabelledStream(DocumentPerStep):
     store: TokenStore
+    documents: LabelledDocuments | None = None
     order_key = 5
 
-    def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-        documents: LabelledDocuments | None = None,
-    ):
-        super().__init__(store, rows, segment_length, segments_per_step, seed)
-        self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
+    def _prepare(self) -> None:
+        super()._prepare()
+        sizes = self.segment_length, self.segments_per_step
+        self.segments = LabelledSegments(self.store, *sizes, self.documents)
 
     @property
     def note(self) -> str:
@@ -206,25 +201,21 @@ class LabelledStream(DocumentPerStep):
         return batch
 
 
+@dataclass(eq=False)
 class LabelledPass(EvaluationPass):
     """One pass of evaluation: every document once, with its last segment scored."""
 
     store: TokenStore
+    most_segments: int = 1
+    documents: LabelledDocuments | None = None
 
-    def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        documents: LabelledDocuments | None = None,
-    ):
-        super().__init__(store, rows, segment_length)
-        self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
+    def _prepare(self) -> None:
+        sizes = self.segment_length, self.most_segments
+        self.segments = LabelledSegments(self.store, *sizes, self.documents)
         counts_D = self.segments.counts_D
         self._order = [
             [(document, segment) for document in own for segment in range(counts_D[document])]
-            for own in assign(counts_D, rows, np.arange(store.num_documents))
+            for own in assign(counts_D, self.rows, np.arange(self.store.num_documents))
         ]
         self.num_steps = max(map(len, self._order))
 

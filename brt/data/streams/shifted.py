@@ -5,17 +5,18 @@ begins `stride` tokens later (Transformer-XL, section 3.1, Figure 1). The first 
 scored whole.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
-from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, gather, padding
 from brt.data.streams.contiguous import check_pairs, document_positions, in_order, read_pairs
 
 
+@dataclass(eq=False)
 class ShiftedPass(EvaluationPass):
     """Windows over each document, or over the whole store as one text; each is a start.
 
@@ -24,25 +25,20 @@ class ShiftedPass(EvaluationPass):
         contiguous: whether all documents are one text, as in `ContiguousPass`.
     """
 
-    def __init__(
-        self,
-        store: TokenStore | MixedStore,
-        rows: int,
-        segment_length: int,
-        stride: int,
-        contiguous: bool = False,
-    ):
-        super().__init__(store, rows, segment_length)
-        check_overlap(stride, segment_length)
-        self.stride = stride
-        self._text = cast(TokenStore, store) if contiguous else None  # a mixture has documents only
-        lengths = store.lengths_D
-        if contiguous:
-            check_pairs(store)
-            lengths = np.array([store.num_tokens - 1])
-        windows = 1 + -(-np.maximum(lengths - segment_length, 0) // stride)
+    stride: int
+    contiguous: bool = False
+
+    def _prepare(self) -> None:
+        check_overlap(self.stride, self.segment_length)
+        # A mixture has documents only.
+        self._text = cast(TokenStore, self.store) if self.contiguous else None
+        lengths = self.store.lengths_D
+        if self.contiguous:
+            check_pairs(self.store)
+            lengths = np.array([self.store.num_tokens - 1])
+        windows = 1 + -(-np.maximum(lengths - self.segment_length, 0) // self.stride)
         self._firsts = np.concatenate([[0], np.cumsum(windows)])
-        self.num_steps = -(-int(self._firsts[-1]) // rows)
+        self.num_steps = -(-int(self._firsts[-1]) // self.rows)
 
     def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         texts_B, begins_B = self._windows(step, rows)
