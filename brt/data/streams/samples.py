@@ -9,6 +9,7 @@ questions: Arora et al. 2023, arXiv:2312.04927, whose inputs do not contain the 
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class DocumentPerStep(Stream):
         return np.array([self._order(epoch)[number] for epoch, number in numbers])
 
 
+@dataclass(eq=False)
 class SampleStream(DocumentPerStep):
     """The training stream of samples: a store of documents of K T + 1 tokens.
 
@@ -48,8 +50,8 @@ class SampleStream(DocumentPerStep):
     """
 
     store: TokenStore
+    hides_scored: bool = False
     order_key = 4
-    hides_scored = False
 
     def _prepare(self) -> None:
         check_cut(sample_length(self.store), self.segment_length, self.segments_per_step)
@@ -61,11 +63,12 @@ class SampleStream(DocumentPerStep):
         return _read_segments(self.store, self._documents(step, rows), segments, *sizes)
 
 
+@dataclass(eq=False)
 class SamplePass(EvaluationPass):
     """One pass of evaluation: every sample once, in the order of the store, a segment per step."""
 
     store: TokenStore
-    hides_scored = False
+    hides_scored: bool = False
 
     def _prepare(self) -> None:
         length = sample_length(self.store)
@@ -88,14 +91,6 @@ class SamplePass(EvaluationPass):
         documents_B[documents_B >= self.store.num_documents] = -1
         offset = segment * self.segment_length + 1
         return documents_B, np.where(documents_B < 0, 0, offset)
-
-
-class QuestionStream(SampleStream):
-    hides_scored = True
-
-
-class QuestionPass(SamplePass):
-    hides_scored = True
 
 
 def sample_length(store: TokenStore | MixedStore) -> int:

@@ -9,7 +9,7 @@ from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.labelled import LabelledDocuments, LabelledPass, LabelledStream
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.reread import RereadStream
-from brt.data.streams.samples import QuestionPass, QuestionStream, SamplePass, SampleStream
+from brt.data.streams.samples import SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
 SAMPLES = ("samples", "questions")
@@ -36,7 +36,7 @@ def training_stream(
     if kind == "documents":
         return DocumentStream(store, *arguments)
     if kind in SAMPLES:
-        return (SampleStream if kind == "samples" else QuestionStream)(store, *arguments)
+        return SampleStream(store, *arguments, hides_scored=kind == "questions")
     if kind == "labelled":
         return LabelledStream(store, *arguments, labelled)
     return ContiguousStream(store, *arguments, shuffle=kind == "shuffled")
@@ -63,7 +63,7 @@ def evaluation_pass(
     if kind == "documents" or isinstance(store, MixedStore):
         return DocumentPass(store, rows, segment_length)
     if kind in SAMPLES:
-        return (SamplePass if kind == "samples" else QuestionPass)(store, rows, segment_length)
+        return SamplePass(store, rows, segment_length, hides_scored=kind == "questions")
     if kind == "labelled":
         return LabelledPass(store, rows, segment_length, segments_per_step, labelled)
     return ContiguousPass(store, rows, segment_length)

@@ -8,8 +8,7 @@ from manual_tables import manual_table
 
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.samples import QuestionPass, QuestionStream
-from brt.data.streams.select import training_stream
+from brt.data.streams.select import evaluation_pass, training_stream
 from brt.data.tasks.answers import answers_of
 from brt.data.tasks.mqar import BLANK, MultiQueryRecall
 
@@ -101,10 +100,10 @@ def test_questions_are_as_published(tmp_path):
         write_store(tmp_path / split, documents, task.vocabulary, {}, quiet=True)
         stores[split] = TokenStore(tmp_path / split)
     assert task.input_length == 64
-    read = QuestionPass(stores["test"], 4, 32)
+    read = evaluation_pass("questions", stores["test"], 4, 32)
     halves = [read.batch(step) for step in range(read.num_steps)]
     whole = [np.concatenate(pair, axis=-1) for pair in zip(halves[0][:3], halves[1][:3])]
-    batch = QuestionStream(stores["train"], 7, 64, 1, seed=2).batch(3)
+    batch = training_stream("questions", stores["train"], 7, 64, 1, seed=2).batch(3)
     for arrays in (batch[:3], whole):
         for inputs, targets, weights in zip(*(array.reshape(-1, 64) for array in arrays)):
             value_of = dict(zip(inputs[:8:2].tolist(), inputs[1:8:2].tolist()))
