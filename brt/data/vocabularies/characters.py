@@ -103,17 +103,14 @@ class CharacterVocabulary(FileVocabulary):
         return _SymbolList(symbols, unit, pieces, ids_of_codes)
 
 
-def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
-    """Counts each code, int64: (256,) for the unit "byte", (0x110000,) for "character"."""
+def symbol_list(documents: Iterable[Document], unit: str, unknown: bool = False) -> bytes:
+    """Returns the file of their "byte"s or "character"s by decreasing count, then by code; unknown
+    last.
+    """
     counts = np.zeros(CODES[unit], np.int64)
     for document in documents:
         codes, times = np.unique(_codes(document.data[:], unit, document.title), return_counts=True)
         counts[codes] += times
-    return counts
-
-
-def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
-    """Returns a vocabulary's file, by decreasing count, then by code; unknown last."""
     codes = np.flatnonzero(counts)
     order = codes[np.argsort(-counts[codes], kind="stable")]
     lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]

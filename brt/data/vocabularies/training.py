@@ -5,6 +5,7 @@ import io
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
@@ -16,10 +17,10 @@ from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, cut, utf8_text
-from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
+from brt.data.vocabularies.characters import CharacterVocabulary, symbol_list
 from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
-from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
+from brt.data.vocabularies.words import WordVocabulary
 from brt.host.progress import reported, say
 from brt.storage.paths import as_path
 from brt.storage.regular_files import read_bytes
@@ -120,7 +121,9 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
 @configurable
 @dataclass(eq=False)
 class WordCounting(VocabularyTraining[WordVocabulary]):
-    """Lists words by decreasing frequency; see `word_list`.
+    """Lists words by decreasing frequency, then by code points.
+
+    Omitted words count as the unknown word; special words are never omitted.
 
     Args:
         max_size: of the list with special words; None for no limit.
@@ -131,8 +134,33 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
     splits: tuple[Name, ...] = ("train",)
 
     def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
-        counts = count_words(vocabulary, documents)
-        return word_list(vocabulary, counts, self.min_count, self.max_size)
+        counts: Counter[str] = Counter()
+        for document in documents:
+            counts.update(vocabulary.words(document.data[:], document.title))
+        special = vocabulary.special_words()
+        room = None if self.max_size is None else self.max_size - len(special)
+        if room is not None and room < 1:
+            raise ValueError(
+                f"WordCounting.max_size = {self.max_size} leaves no room for words beside "
+                f"{special}: bind it to more."
+            )
+
+        def order(item):
+            return -item[1], item[0]
+
+        usual = ((w, n) for w, n in counts.items() if n >= self.min_count and w not in special)
+        listed = dict(sorted(usual, key=order)[:room])
+        left_out = len(counts.keys() - listed.keys() - set(special))
+        listed |= {word: counts[word] for word in special}
+        if vocabulary.unknown is not None:
+            listed[vocabulary.unknown] += counts.total() - sum(listed.values())
+        elif left_out:
+            raise ValueError(
+                f"{left_out} words would be left out: bind WordVocabulary.unknown to a word that "
+                "stands for them, or WordCounting.min_count = 1 and WordCounting.max_size = None."
+            )
+        lines = (f"{word} {count}\n" for word, count in sorted(listed.items(), key=order))
+        return "".join(lines).encode()
 
 
 @configurable
@@ -149,7 +177,7 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
     splits: tuple[Name, ...] = ("train", "validation", "test")
 
     def make(self, vocabulary: CharacterVocabulary, documents: Iterable[Document]) -> bytes:
-        return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
+        return symbol_list(documents, self.unit, self.unknown)
 
 
 @configurable

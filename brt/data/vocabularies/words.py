@@ -7,15 +7,13 @@ embeddings and softmaxes need decreasing frequency.
 import functools
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from brt.checks import configurable
-from brt.data.sources.base import Document
 from brt.data.vocabularies.base import FileVocabulary, checked_ids, read_vocabulary_file, utf8_lines
 
 
@@ -113,47 +111,3 @@ class WordVocabulary(FileVocabulary):
                 "before_line and after_line to words that it lists, or to None."
             )
         return ids
-
-
-def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for document in documents:
-        counts.update(vocabulary.words(document.data[:], document.title))
-    return counts
-
-
-def word_list(
-    vocabulary: WordVocabulary,
-    counts: Counter[str],
-    min_count: int = 1,
-    max_size: int | None = None,
-) -> bytes:
-    """Returns the file of a word vocabulary; arguments as of `WordCounting`.
-
-    Words are sorted by decreasing count, then by code points. Omitted words count as the unknown
-    word; special words are never omitted.
-    """
-
-    def order(item):
-        return -item[1], item[0]
-
-    special = vocabulary.special_words()
-    room = None if max_size is None else max_size - len(special)
-    if room is not None and room < 1:
-        raise ValueError(
-            f"WordCounting.max_size = {max_size} leaves no room for words beside {special}: "
-            "bind it to more."
-        )
-    usual = [item for item in counts.items() if item[1] >= min_count and item[0] not in special]
-    listed = dict(sorted(usual, key=order)[:room])
-    left_out = len(counts.keys() - listed.keys() - set(special))
-    listed |= {word: counts[word] for word in special}
-    if vocabulary.unknown is not None:
-        listed[vocabulary.unknown] += counts.total() - sum(listed.values())
-    elif left_out:
-        raise ValueError(
-            f"{left_out} words would be left out: bind WordVocabulary.unknown to a word that "
-            "stands for them, or WordCounting.min_count = 1 and WordCounting.max_size = None."
-        )
-    lines = (f"{word} {count}\n" for word, count in sorted(listed.items(), key=order))
-    return "".join(lines).encode()

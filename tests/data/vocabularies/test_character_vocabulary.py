@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.data.sources.base import Document
-from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
+from brt.data.vocabularies.characters import CharacterVocabulary, symbol_list
 
 texts = st.lists(st.sampled_from("aab\n\t é€𝄞"), min_size=1, max_size=40).map("".join)
 
 
 def made(path, data, unit="byte", unknown=False):
     """A vocabulary of the symbols of some bytes."""
-    counts = count_symbols([Document("text", data)], unit)
-    path.write_bytes(symbol_list(counts, unit, unknown))
+    path.write_bytes(symbol_list([Document("text", data)], unit, unknown))
     return CharacterVocabulary(str(path))
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from paths import SHARED
 
 from brt.data.sources.base import Document
-from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
+from brt.data.vocabularies.training import WordCounting
+from brt.data.vocabularies.words import WordVocabulary
 
 WIKITEXT = SHARED / "data" / "wikitext-103-eval.tar.gz"
 TEXT = "the cat sat\n\nthe dog sat the\n"
@@ -20,8 +21,8 @@ words_text = st.lists(st.sampled_from(["a", "bb", "é", "<unk>", " ", "\n", "\t"
 def made(path, text, min_count=1, max_size=None, **settings):
     """A vocabulary whose list was counted over one text."""
     vocabulary = WordVocabulary(str(path), **settings)
-    counts = count_words(vocabulary, [Document("text", text.encode())])
-    path.write_bytes(word_list(vocabulary, counts, min_count, max_size))
+    documents = [Document("text", text.encode())]
+    path.write_bytes(WordCounting(min_count, max_size).make(vocabulary, documents))
     return vocabulary
 
 
@@ -46,7 +47,7 @@ def test_the_list_depends_on_the_counts_alone(texts, random):
     vocabulary = WordVocabulary("unused")
     shuffled = random.sample(texts, len(texts))
     lists = [
-        word_list(vocabulary, count_words(vocabulary, [Document("", t.encode()) for t in order]))
+        WordCounting().make(vocabulary, [Document("", t.encode()) for t in order])
         for order in (texts, shuffled)
     ]
     assert lists[0] == lists[1]
