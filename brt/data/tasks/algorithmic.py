@@ -111,16 +111,13 @@ def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
 class _SequenceTask(SampleTask):
     length: Count = 24
     num_symbols: Annotated[int, Range("a whole number from 2 to 62", 2, 62)] = 10
-    copies: ClassVar[int]  # of the source in the target
+    steps: ClassVar[tuple[int, ...]]  # of the target's parts through the source
 
     def __post_init__(self) -> None:
         symbols = (string.digits + string.ascii_letters)[: self.num_symbols]
-        target = self.copies * self.length
+        target = len(self.steps) * self.length
         name, special = f"symbols:{self.num_symbols}", {"pad": PAD, "start": START}
         self._define(name, "_>" + symbols, special, self.length + 1 + target, target)
-
-    @abc.abstractmethod
-    def _target(self, sources: np.ndarray) -> np.ndarray: ...
 
     def _sources(self, count: int) -> np.ndarray:
         self._check_possible(count, self.num_symbols**self.length)
@@ -134,7 +131,8 @@ class _SequenceTask(SampleTask):
 
     def _samples(self, sources: np.ndarray) -> Iterable[np.ndarray]:
         starts = np.full((len(sources), 1), START)
-        return np.concatenate([sources, starts, self._target(sources)], axis=1)
+        target = (sources[:, ::step] for step in self.steps)
+        return np.concatenate([sources, starts, *target], axis=1)
 
 
 @configurable
@@ -147,19 +145,13 @@ class CopyTask(_SequenceTask):
         num_symbols: different symbols, without padding and start token.
     """
 
-    copies = 2
-
-    def _target(self, sources: np.ndarray) -> np.ndarray:
-        return np.concatenate([sources, sources], axis=1)
+    steps = (1, 1)
 
 
 @configurable
 @dataclass(eq=False, kw_only=True)
 class ReverseTask(_SequenceTask):
-    copies = 1
-
-    def _target(self, sources: np.ndarray) -> np.ndarray:
-        return sources[:, ::-1]
+    steps = (-1,)
 
 
 @configurable
