@@ -67,7 +67,7 @@ class RowSource(FileSource):
         """Yields the rows of a file from row `first` on, at least their text and title."""
 
     def parts(self, split: str) -> list[Row]:
-        return [row for file in self._files(split) for row in self._parts_of(file)]
+        return [row for file in self.split_files(split) for row in self._parts_of(file)]
 
     def read(self, part: Row) -> Document:
         before, rows = self._rows_after
@@ -94,9 +94,6 @@ class RowSource(FileSource):
 
     def part_bytes(self, part: Row) -> int:
         return part.size
-
-    def split_files(self, split: str) -> list[str]:
-        return self._files(split)
 
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
@@ -130,7 +127,7 @@ class RowSource(FileSource):
             )
         return str(row[self.title_key])
 
-    def _files(self, split: str) -> list[str]:
+    def split_files(self, split: str) -> list[str]:
         path = self.path.replace("{split}", split)
         folder, files = listed(path, self.suffixes)
         if folder and self.by_name and "{split}" not in self.path:
@@ -244,9 +241,9 @@ class SavedDataset(TableSource):
 
     suffixes = (".arrow",)
 
-    def _files(self, split: str) -> list[str]:
+    def split_files(self, split: str) -> list[str]:
         # `map` and `filter` of datasets leave their results, as cache-*.arrow, in the folder.
-        names = ((file, os.path.basename(file)) for file in super()._files(split))
+        names = ((file, os.path.basename(file)) for file in super().split_files(split))
         return [file for file, name in names if not name.startswith("cache-")]
 
     def number_of_rows(self, file: str) -> int:
