@@ -72,6 +72,23 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("module")
 
 
+@pytest.fixture(scope="module")
+def tiny(request, folder):
+    """The tiny experiment with the LINES of a module in its config, bound with its BINDINGS."""
+    from tiny_run import build, write_config
+
+    lines, bindings = (getattr(request.module, name, ()) for name in ("LINES", "BINDINGS"))
+    return build(write_config(folder, *lines), *bindings)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, folder):
+    """The run of the tiny experiment that nothing ever happened to."""
+    from tiny_run import train_here
+
+    return train_here(tiny, folder / "straight")
+
+
 @pytest.fixture(scope="session")
 def store_of(tmp_path_factory):
     """Makes a small store of documents with the given lengths, or gives the one made before."""

@@ -6,21 +6,17 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_run import assert_same_run, build, command, train_here, write_config
+from tiny_run import assert_same_run, command, train_here
 
 from brt import benchmark, train
 from brt.benchmarks import hlo, traces
 from brt.training.profiling import ProfiledSteps, Profiler, newest_trace, parse_steps
 
+BINDINGS = ("Trainer.steps = 5",)
 SCOPES = {
     *("embedding", "vocabulary", "optimizer"),
     *("layer0/attention", "layer0/states", "layer0/feed_forward"),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("profile")), "Trainer.steps = 5")
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,17 @@
 
 import time
 
-import pytest
 from gin_settings import bound
-from tiny_run import PLAIN, assert_same_run, build, events_by_file, train_here, write_config
+from tiny_run import PLAIN, assert_same_run, events_by_file, train_here
 
 from brt.training.records.run_folder import read_metrics
 
-BINDINGS = (
+LINES = (
     *PLAIN,
     *bound("Trainer", steps=8, log_every=1),
     "CheckpointPolicy.every = 3",
     "Trainer.eval_every = 4",
 )
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return build(write_config(folder, *BINDINGS))
 
 
 def test_a_clock_that_is_set_back_changes_nothing_of_a_run(tiny, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from brt import train
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.records.run_folder import RunFolder
 
-BINDINGS = (
+LINES = (
     *PLAIN,
     *bound("Trainer", steps=12, log_every=1),
     "CheckpointPolicy.every = 3",
@@ -66,16 +66,6 @@ def disk(tmp_path):
         pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
     yield Disk(path)
     subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return build(write_config(folder, *BINDINGS))
-
-
-@pytest.fixture(scope="module")
-def straight(tiny, tmp_path_factory):
-    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight")
 
 
 def fill_at(monkeypatch, disk, owner, name, number):

@@ -12,7 +12,7 @@ import time
 
 import fsspec
 import pytest
-from tiny_run import PLAIN, build, command, contents, train_here, write_config
+from tiny_run import PLAIN, command, contents, train_here
 
 from brt import evaluate, train
 from brt.training.records import run_lock
@@ -25,6 +25,7 @@ lock = RunLock(sys.argv[1])
 print("held", flush=True)
 time.sleep(600)
 """
+LINES = (*PLAIN, "CheckpointPolicy.every = 4", "Trainer.log_every = 1")
 BUCKET = "memory://test-locks/run"
 
 
@@ -186,12 +187,6 @@ def test_an_owner_notices_that_its_lock_was_removed(tmp_path, bucket, storage):
 
 
 # Runs.
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    lines = ("CheckpointPolicy.every = 4", "Trainer.log_every = 1")
-    return build(write_config(tmp_path_factory.mktemp("tiny"), *PLAIN, *lines))
 
 
 def test_a_folder_in_training_can_only_be_evaluated(tiny, tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gin_settings import bound
 from jobs import Threads, files_of, is_left, prepare, ten_files
-from tiny_run import build, differing, free_port, records, start, train_here, write_config
+from tiny_run import differing, free_port, records, start
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
@@ -76,18 +76,8 @@ def make_bucket(address, seconds=20):
     pytest.fail("the emulator does not answer")
 
 
-@pytest.fixture(scope="module")
-def local(folder):
-    return build(write_config(folder, *LINES))
-
-
-@pytest.fixture(scope="module")
-def straight(local, tmp_path_factory):
-    return train_here(local, tmp_path_factory.mktemp("straight"))
-
-
-def arguments(local, bucket, tmp_path, name):
-    given = [f"--gin_file={local.path}", f"--store_cache={tmp_path / 'cache'}"]
+def arguments(tiny, bucket, tmp_path, name):
+    given = [f"--gin_file={tiny.path}", f"--store_cache={tmp_path / 'cache'}"]
     given += ["--gin_bindings=" + f'Corpus.store = "{bucket}/{name}/stores"']
     return [*given, f"--workdir={bucket}/{name}/run"]
 
@@ -103,9 +93,9 @@ def wait_for(path, processes, seconds=120):
 
 
 def test_a_run_on_the_emulator_is_killed_and_resumed_bit_for_bit(
-    emulator, local, straight, tmp_path
+    emulator, tiny, straight, tmp_path
 ):
-    given = arguments(local, emulator, tmp_path, "one")
+    given = arguments(tiny, emulator, tmp_path, "one")
     run = RemotePath(f"{emulator}/one/run")
     # While the first checkpoint is written; once it is there; while a later one is written.
     for object_name in ("3/params", "6/commit_success.txt", "12/optimizer"):
@@ -128,8 +118,8 @@ def test_a_run_on_the_emulator_is_killed_and_resumed_bit_for_bit(
     assert json.loads((run / "environment.json").read_bytes())["processes"] == 1
 
 
-def test_two_processes_write_one_run_and_one_continues_it(emulator, local, straight, tmp_path):
-    given = arguments(local, emulator, tmp_path, "two")
+def test_two_processes_write_one_run_and_one_continues_it(emulator, tiny, straight, tmp_path):
+    given = arguments(tiny, emulator, tmp_path, "two")
     prepare = [argument for argument in given if "workdir" not in argument]
     made = start("brt.prepare", *prepare, "--splits=train,validation")
     assert made.communicate(timeout=120) and made.returncode == 0

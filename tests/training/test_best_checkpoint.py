@@ -20,7 +20,6 @@ from tiny_run import (
     differing,
     records,
     train_here,
-    write_config,
 )
 
 from brt import evaluate, generate, train
@@ -35,6 +34,7 @@ from brt.training.experiment_checks import check_trainer
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
+LINES = PLAIN
 BINDINGS = (
     *bound("Trainer", steps=16, log_every=3, eval_every=2),
     *bound("Evaluation", max_steps=3, cleared=False),
@@ -52,18 +52,8 @@ def nothing_bound():
 
 
 @pytest.fixture(scope="module")
-def config(folder):
-    return write_config(folder, *PLAIN)
-
-
-@pytest.fixture(scope="module")
-def tiny(config):
-    return build(config, *BINDINGS)
-
-
-@pytest.fixture(scope="module")
-def patient(config):
-    return build(config, *PATIENT)
+def patient(tiny):
+    return build(tiny.path, *PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +106,8 @@ def test_the_best_checkpoint_outlives_the_newest_ones(straight):
     assert step == 16 and not differing(loaded, params[16])
 
 
-def test_a_run_that_keeps_no_best_records_nothing_of_it(config, tmp_path):
-    run = train_here(build(config, *BINDINGS[:-1], "Trainer.steps = 3"), tmp_path)
+def test_a_run_that_keeps_no_best_records_nothing_of_it(tiny, tmp_path):
+    run = train_here(build(tiny.path, *BINDINGS[:-1], "Trainer.steps = 3"), tmp_path)
     assert run.checkpoints.steps() == [3] and not records(run.folder.path, "best/")
     assert load_run(run.folder.path)[2] == 3
     with pytest.raises(FileNotFoundError, match=r"CheckpointPolicy\.keep_best"):
@@ -210,9 +200,9 @@ def test_a_run_without_improvement_stops_early_and_is_done(early, patient, strai
     assert records(early.folder.path, *KEPT) == before
 
 
-def test_more_patience_goes_on_as_if_there_had_been_no_less(early, config, straight, tmp_path):
+def test_more_patience_goes_on_as_if_there_had_been_no_less(early, tiny, straight, tmp_path):
     shutil.copytree(early.folder.path, tmp_path, dirs_exist_ok=True)
-    longer = build(config, *BINDINGS, "CheckpointPolicy.patience = 2")
+    longer = build(tiny.path, *BINDINGS, "CheckpointPolicy.patience = 2")
     run = train_here(longer, tmp_path)
     assert run.start == 6
     assert_same_run(run, straight[0])
@@ -325,8 +315,8 @@ def test_a_best_without_evaluations_is_refused():
         check_trainer(Trainer(object(), print, print, 1, 8, 8, checkpoints=policy, eval_every=0))
 
 
-def test_a_metric_that_is_not_there_costs_no_step(config, tiny, straight, tmp_path):
-    wrong = build(config, *BINDINGS, "CheckpointPolicy.metric = 'f1'")
+def test_a_metric_that_is_not_there_costs_no_step(tiny, straight, tmp_path):
+    wrong = build(tiny.path, *BINDINGS, "CheckpointPolicy.metric = 'f1'")
     with pytest.raises(ValueError, match=r"CheckpointPolicy\.metric = 'f1'.*loss"):
         train_here(wrong, tmp_path)
     run = train_here(tiny, tmp_path)

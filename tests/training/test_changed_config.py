@@ -29,16 +29,6 @@ BINDINGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("changed")), *BINDINGS)
-
-
-@pytest.fixture(scope="module")
-def straight(tiny, tmp_path_factory):
-    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight")
-
-
 FREE = (
     *("Trainer.steps", "Trainer.log_every", "Trainer.eval_every", "Trainer.mesh"),
     *("Trainer.evaluation", "Trainer.checkpoints", "Trainer.accumulation", "Corpus.store"),

@@ -5,17 +5,13 @@ import sys
 import types
 
 import pytest
-from tiny_run import PLAIN, build, command, train_here, write_config
+from tiny_run import PLAIN, command, train_here
 
 from brt import train
 from brt.training.records.run_folder import RunFolder, read_metrics
 
+LINES = (*PLAIN, "CheckpointPolicy.every = 2")
 EVERYWHERE = ("jsonl", "tensorboard", "wandb")
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return build(write_config(folder, *PLAIN, "CheckpointPolicy.every = 2"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from test_plateau import scales
-from tiny_run import assert_same_run, build, command, records, train_here, write_config
+from tiny_run import assert_same_run, command, records, train_here
 
 from brt import train
 from brt.evaluation.segment_reader import SegmentReader
@@ -23,16 +23,6 @@ BINDINGS = (
     "ReduceOnPlateau.patience = 0",
     "rsqrt.multiplier = 80.0",  # so high that the loss rises at step 8
 )
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("stopped")), *BINDINGS)
-
-
-@pytest.fixture(scope="module")
-def straight(tiny, tmp_path_factory):
-    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight")
 
 
 @pytest.fixture

@@ -53,17 +53,6 @@ BINDINGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("trainer")), *BINDINGS)
-
-
-@pytest.fixture(scope="module")
-def straight(tiny, tmp_path_factory):
-    """The run that nothing ever happened to."""
-    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight")
-
-
 # Records of a run.
 
 
