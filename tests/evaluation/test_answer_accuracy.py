@@ -4,11 +4,10 @@ import contextlib
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from plain_reading import scalars_of
-from test_studies import a_run
+from random_runs import random_run
 from tiny_run import PLAIN, TXL, build, one_device, write_config
 
 from brt.data.corpus import Corpus
@@ -79,8 +78,6 @@ def test_answers_that_are_not_read_to_their_end_do_not_count(store):
     assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
 
 
-TASK = "Corpus.source", "Corpus.vocabulary", "TextFiles"
-"""Beginnings of the lines that a task replaces."""
 MQAR = (
     *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
     *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
@@ -98,9 +95,7 @@ def test_texts_without_answers_are_refused_before_training(tmp_path):
 @contextlib.contextmanager
 def studied(folder, *lines):
     """The study of an untrained model on a task, by run and content."""
-    path = write_config(folder, *lines, without=TASK)
-    with jax.set_mesh(one_device()):
-        run = a_run(folder, build(path).experiment)
+    with random_run(folder, *lines) as run:
         yield run, run_study(AnswerAccuracy(), run)
 
 
@@ -129,17 +124,12 @@ def test_the_loss_on_text_leaves_out_answers(measured, tmp_path):
 
 
 def test_carried_bytes_are_those_of_the_evaluated_model(tmp_path):
-    path = write_config(
-        tmp_path,
-        *MQAR,
-        *TXL,
-        "TransformerXL.vocabulary_size = 16",
+    lines = (
+        *(*MQAR, *TXL, "TransformerXL.vocabulary_size = 16"),
         "Evaluation.model = @evaluation/TransformerXL",
         "evaluation/TransformerXL.memory_length = 48",
-        without=TASK,
     )
-    with jax.set_mesh(one_device()):
-        run = a_run(tmp_path, build(path).experiment)
+    with random_run(tmp_path, *lines) as run:
         found = run_study(AnswerAccuracy(), run)["numbers"]["carried_bytes"]
     assert found == 4 * (48 * 16 + 1)  # width 16; a count of remembered tokens
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gin_settings import bound
 from random_runs import random_run
-from tiny_run import TXL, build, one_device, write_config
+from tiny_run import TXL
 
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.models.attention_weights import AttentionLayout
@@ -31,21 +31,16 @@ RMT = (
 )
 
 
-def a_run(folder, lines, without=(), length=T):
-    experiment = build(write_config(folder, *lines, without=without)).experiment
-    return random_run(folder, experiment, length, length)
-
-
 @pytest.fixture(scope="module")
 def xl(tmp_path_factory):
-    with jax.set_mesh(one_device()):
-        yield a_run(tmp_path_factory.mktemp("xl"), XL)
+    with random_run(tmp_path_factory.mktemp("xl"), *XL, length=T, window=T) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
 def rmt(tmp_path_factory):
-    with jax.set_mesh(one_device()):
-        yield a_run(tmp_path_factory.mktemp("rmt"), RMT)
+    with random_run(tmp_path_factory.mktemp("rmt"), *RMT, length=T, window=T) as run:
+        yield run
 
 
 def weights_of(run):
@@ -212,13 +207,12 @@ def test_a_reordered_memory_is_read_one_key_a_row():
 def test_maps_of_a_task_are_those_of_segments_over_samples(tmp_path):
     task = (
         'Trainer.stream = "samples"',
-        *bound("Corpus", source="@CopyTask()", vocabulary=None),
+        *bound("Corpus", source="@CopyTask()"),
         *bound("CopyTask", length=8, num_symbols=4, num_train=20, num_validation=7, num_test=5),
         *bound("Trainer", segment_length=8, segments_per_step=3, tokens_per_step=48),
         "TransformerXL.memory_length = 8",
     )
-    with jax.set_mesh(one_device()):
-        run = a_run(tmp_path, (*XL, *task), ("TextFiles",), length=8)
+    with random_run(tmp_path, *XL, *task, length=8, window=8) as run:
         found = Attention(tokens=10**6).measure(run, {}, np.arange(7), seed=0)
         model = run.experiment.bind_evaluated(run.params, 8)
         read, best = jax.jit(model.attention_weights), 0.0

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from test_studies import a_run
-from tiny_run import PLAIN, TXL, build, command, contents, one_device, train_here, write_config
+from random_runs import random_run
+from tiny_run import PLAIN, TXL, build, command, contents, train_here, write_config
 
 from brt import evaluate
 from brt.reporting.drawing.heat_map import study_maps
@@ -24,9 +24,8 @@ CONTEXTS = contexts(7, 45)  # 7 ... 42: no multiples of the block of 8 or the se
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recurrent")
-    with jax.set_mesh(one_device()):
-        yield a_run(folder, build(write_config(folder)).experiment)
+    with random_run(tmp_path_factory.mktemp("recurrent")) as run:
+        yield run
 
 
 def loss_of(run, read, document, position, context):

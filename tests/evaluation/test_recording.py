@@ -195,11 +195,8 @@ def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
 
 
 def test_other_settings_of_the_model_begin_a_recording_anew(tmp_path):
-    path = write_config(tmp_path, *TXL)
-
     def nats(*lines):
-        with jax.set_mesh(one_device()):
-            run = random_run(tmp_path / "run", build(path, *lines).experiment, T, T)
+        with random_run(tmp_path, *TXL, *lines, length=T, window=T) as run:
             return run.recording("kept", [6]).document(6).nats_T
 
     longer = (

@@ -1,7 +1,6 @@
 """Is the memory used, how far back does it reach: against plain loops."""
 
 import copy
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from plain_reading import nats_of, segments, states_of, with_states
 from random_runs import random_run
-from tiny_run import PLAIN, TWO_LAYERS, build, one_device, write_config
+from tiny_run import PLAIN, TWO_LAYERS
 
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
@@ -25,21 +24,18 @@ from brt.studies.study import run_study
 
 T, W = 16, 8
 ALL = np.arange(7)
-a_run = functools.partial(random_run, length=T, window=W)
 
 
 @pytest.fixture(scope="module")
 def recurrent(folder):
-    with jax.set_mesh(one_device()):
-        path = write_config(folder, *TWO_LAYERS, 'RecurrentCell.arrangement = "dual"')
-        yield a_run(folder, build(path).experiment)
+    with random_run(folder, *TWO_LAYERS, 'RecurrentCell.arrangement = "dual"') as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
 def slide(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("slide")
-    with jax.set_mesh(one_device()):
-        yield a_run(folder, build(write_config(folder, *PLAIN)).experiment)
+    with random_run(tmp_path_factory.mktemp("slide"), *PLAIN) as run:
+        yield run
 
 
 def deaf(run, folder):
@@ -83,10 +79,8 @@ def test_gates_are_measured_where_first_segments_start_documents(recurrent):
 def test_an_external_memory_is_weighed_without_a_gradient(tmp_path):
     memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
     memory += ("BlockRecurrentTransformer.memorizing_layers = (1,)",)
-    path = write_config(tmp_path, *TWO_LAYERS, *PLAIN, *memory)
-    with jax.set_mesh(one_device()):
-        found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL, 0)
-    numbers = found["numbers"]
+    with random_run(tmp_path, *TWO_LAYERS, *PLAIN, *memory) as run:
+        numbers = MemoryUse().measure(run, {}, ALL, 0)["numbers"]
     cleared, zeroed, swapped = (
         numbers[f"cost_{name}"] for name in ("cleared", "zeroed", "swapped")
     )
@@ -310,16 +304,13 @@ def test_both_curves_end_at_the_whole_document(recurrent):
 @pytest.fixture(scope="module")
 def answering(tmp_path_factory):
     """The recurrent model on documents that ask for facts; the answers are all that is scored."""
-    folder = tmp_path_factory.mktemp("answering")
     lines = (
         *TWO_LAYERS,
         *("Corpus.source = @RecallTask()", "RecallTask.num_documents = 8"),
         *("RecallTask.num_held_out = 3", "RecallTask.document_length = 120"),
         *("RecallTask.num_facts = 2", "RecallTask.max_distance = 90"),
     )
-    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary", "TextFiles"))
-    with jax.set_mesh(one_device()):
-        run = a_run(folder, build(path).experiment)
+    with random_run(tmp_path_factory.mktemp("answering"), *lines) as run:
         assert run.store.has_weights
         yield run
 

@@ -118,12 +118,14 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
     Args:
         lines: come after the file's own, so they override them.
         without: beginnings of lines to leave out; those of the cell are, too, with `PLAIN`, and
-            those of the own model, where a line names another.
+            those of the own model and of the own texts, where a line names others.
     """
     if {*PLAIN} <= {*lines}:
         without = (*without, "RecurrentCell")
     if any(line.startswith("Trainer.model = ") for line in lines):
         without = (*without, "BlockRecurrentTransformer", "RecurrentCell")
+    if any(line.startswith("Corpus.source = ") for line in lines):
+        without = (*without, "Corpus.source", "Corpus.vocabulary", "TextFiles")
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
     paths = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']

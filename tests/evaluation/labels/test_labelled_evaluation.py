@@ -30,7 +30,6 @@ LINES = (
     *bound("SummingReader", vocabulary_size=256, classes=3),
     *bound("rsqrt", multiplier=0.5, warmup_steps=1),
 )
-WITHOUT = ("Corpus.vocabulary", "TextFiles")
 OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hidden_size")]
 FEW_WORDS = [
     *bound("Trainer", model="@PretrainedReader"),
@@ -54,7 +53,7 @@ def write(folder):
             lines.append({"text": text, "label": label})
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     texts = f'LabelledTexts.path = "{folder}/{{split}}.jsonl"'
-    return write_config(folder, *LINES, texts, without=WITHOUT)
+    return write_config(folder, *LINES, texts)
 
 
 @pytest.fixture(scope="module")
