@@ -147,17 +147,6 @@ def test_what_is_kept_is_the_newest_the_multiples_and_the_best(steps, last, ever
 # Killed and stopped.
 
 
-def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
-    def kill(step, state, batch):
-        if step == 10:
-            raise Killed
-        return state, batch
-
-    with pytest.raises(Killed):
-        train_here(tiny, tmp_path, hook=kill)
-    assert_same_end(train_here(tiny, tmp_path), straight[0])
-
-
 @pytest.mark.parametrize(
     ("owner", "method", "number"),
     [
