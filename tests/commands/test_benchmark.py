@@ -9,7 +9,7 @@ import pytest
 from fabricated_runs import filled_cells
 from gin_settings import bound
 from paths import ROOT
-from published_checks import read
+from published_checks import built
 from tiny_run import PLAIN, command, one_device, write_config
 
 from brt import benchmark
@@ -161,6 +161,6 @@ def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs
 def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
     stem = {"Memorizing Trans. 64k": "memorizing_64k"}.get(row.labels[0])
     stem = stem or row.labels[0].lower().replace(":", "_")
-    read([str(ROOT / "configs" / f"pg19_{stem}.gin")])
+    built([str(ROOT / "configs" / f"pg19_{stem}.gin")])
     found = system_and_size(resolved(read_gin(gin.operative_config_str())))
     assert found == (row.where["system"], "162M")

@@ -3,13 +3,16 @@
 import re
 import shlex
 
+import gin
+import published_checks
 import pytest
 from gin_settings import read_gin_files
 from header_commands import COMMANDS
 from paths import CONFIGS, ROOT
-from published_checks import position_of, read_once, settings_of
+from published_checks import built_once, position_of, settings_of
 
 from brt import config
+from brt.bindings.read_bindings import read_bindings
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.pretrained.backbone import PretrainedBackbone
@@ -99,7 +102,7 @@ every_memory_of_text = pytest.mark.parametrize(
 def built(name, *bindings):
     """The experiment of a config's command with further bindings; losses untraced."""
     files, bound = COMMANDS[name]
-    return read_once(files, (*bound, *bindings)).experiment
+    return built_once(files, (*bound, *bindings))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -168,7 +171,7 @@ def test_any_corpus_completes_any_system(corpus):
     others = ("small/txl", "small/lstm") if corpus == "text" else ()
     for system in ("small/rec_fixed_skip", *others):
         files = f"{CONFIGS}/{system}.gin", file
-        experiment = read_once(files).experiment
+        experiment = built_once(files)
         bound = read_gin_files([file])
         size = 256 if corpus == "text" else bound["vocabulary_size"]
         assert experiment.model.vocabulary_size == size
@@ -177,16 +180,18 @@ def test_any_corpus_completes_any_system(corpus):
 
 @pytest.mark.parametrize("system", ["systems/rec_fixed_skip", "transformer_xl/wt103_large"])
 def test_ones_own_text_is_one_flag_on_a_published_system(system):
-    experiment = read_once((f"{CONFIGS}/{system}.gin", f"{CONFIGS}/corpora/text.gin")).experiment
+    experiment = built_once((f"{CONFIGS}/{system}.gin", f"{CONFIGS}/corpora/text.gin"))
     assert experiment.model.vocabulary_size == 256
     assert experiment.trainer.corpus.source.path == "text/{split}"
 
 
 def test_joined_files_are_read_one_after_another():
     files = [f"{CONFIGS}/{name}.gin" for name in ("systems/slide_12l", "recipes/github")]
-    joined, apart = read_once(("+".join(files),)), read_once(tuple(files))
-    assert joined == apart and joined.bound == apart.bound
-    assert joined["Trainer.tokens_per_step"] == "524288"
+    bindings = []
+    for given in (("+".join(files),), files):
+        assert published_checks.built(given).trainer.tokens_per_step == 524_288
+        bindings.append((gin.config_str(), read_bindings()))
+    assert bindings[0] == bindings[1]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def test_a_number_in_place_of_the_corpus_s_macro_is_said():
 
 def test_bytes_are_one_more_file():
     names = ("pg19_slide_12l.gin", "corpora/pg19_bytes.gin")
-    experiment = read_once(tuple(f"{CONFIGS}/{name}" for name in names)).experiment
+    experiment = built_once(tuple(f"{CONFIGS}/{name}" for name in names))
     assert experiment.model.vocabulary_size == 260
     assert experiment.trainer.corpus.vocabulary.size == 256
 
@@ -246,7 +251,7 @@ def test_a_transformer_xl_is_tested_as_its_header_says(name):
     assert len(published) == 6 and {key: tested.get(key) for key in published} == published
     files, bindings = COMMANDS[name]
     bindings = (*bindings, *more)
-    experiment = read_once((*files, str(CONFIGS / given)), bindings).experiment
+    experiment = built_once((*files, str(CONFIGS / given)), bindings)
     model = experiment.evaluated_model()
     assert model.same_length and model.period == experiment.evaluation.segment_length
     assert model.memory_length > experiment.model.memory_length

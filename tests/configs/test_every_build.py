@@ -6,7 +6,7 @@ import jax
 import pytest
 from header_commands import COMMANDS, FURTHER
 from paths import CONFIGS
-from published_checks import read_once
+from published_checks import built_once
 
 from brt import config
 from brt.experiment import Experiment
@@ -52,7 +52,7 @@ def test_a_config_trains_on_1_4_and_8_devices_or_is_refused(name):
 
 @pytest.mark.parametrize("name", [*FURTHER][::4])  # the others with the slow tests
 def test_further_flags_of_a_header_fit_training_and_evaluation(name):
-    experiment = read_once(*FURTHER[name]).experiment
+    experiment = built_once(*FURTHER[name])
     rows, segment_length = experiment.evaluated_shape
     assert rows and experiment.evaluated_model(segment_length)
 

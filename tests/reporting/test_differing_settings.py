@@ -11,7 +11,7 @@ import pytest
 from fabricated_runs import filled_cells, make_entry_run, make_run
 from gin_settings import bound
 from paths import ROOT
-from published_checks import read
+from published_checks import built
 
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, write_gin
@@ -32,7 +32,7 @@ def described(folder, name, *bindings, **scalars):
     name: of the gin file below configs/, or several joined by `+`.
     """
     folder.mkdir()
-    read([str(ROOT / "configs" / f"{part}.gin") for part in name.split("+")], bindings)
+    built([str(ROOT / "configs" / f"{part}.gin") for part in name.split("+")], bindings)
     (folder / "config.gin").write_text(gin.config_str())
     (folder / "operative_config.gin").write_text(gin.operative_config_str())
     figures = {"step": 10**9, "bits_per_token": 3.21, "perplexity": 32.1, **scalars}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from paths import ROOT
-from published_checks import read
+from published_checks import built
 
 from brt.models.counts import count_parameters
 from brt.reporting.paper_positions import paper_position
@@ -73,12 +73,6 @@ def test_a_table_that_compares_runs_has_the_settings_behind_it(table):
     assert table.settings or not scalars or all(row.where is None for row in table.rows)
 
 
-def built(name):
-    corpus = "corpora/enwik8_symbols" if "enwik8" in name else "recipes/wikitext103"
-    files = [f"{ROOT}/configs/rmt/{name}+{ROOT}/configs/{corpus}.gin"]
-    return read(files).experiment
-
-
 @pytest.mark.parametrize(
     ("name", "published", "more"),
     [
@@ -90,7 +84,9 @@ def built(name):
     ],
 )
 def test_the_count_of_parameters_is_the_published_one(name, published, more):
+    corpus = "corpora/enwik8_symbols" if "enwik8" in name else "recipes/wikitext103"
+    experiment = built([f"{ROOT}/configs/rmt/{name}+{ROOT}/configs/{corpus}.gin"])
     # More: the BOS vector, and one more word with its bias for the auxiliary loss.
-    counts = count_parameters(built(name).model)
+    counts = count_parameters(experiment.model)
     assert counts.embedding + counts.non_embedding == published + more
     assert counts.recurrence == (20 * 512 if "enwik8" in name else 10 * 410)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import gin
 import jax
 import numpy as np
 from gin_settings import read_gin_files
@@ -14,7 +13,7 @@ from header_commands import COMMANDS
 from paths import CONFIGS
 
 from brt import config
-from brt.bindings.read_bindings import check_all_read, read_bindings
+from brt.bindings.read_bindings import check_all_read
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
@@ -156,20 +155,8 @@ def entries(sweep, root=CONFIGS):
     return read_sweep(root / f"sweeps/{sweep}.txt", SCALES["paper"], None, [], None)
 
 
-class Read(dict):
-    """Name to value as text, of every binding a full build has read.
-
-    Attributes:
-        bound: names of those the config binds.
-        experiment: what was built.
-    """
-
-    bound: frozenset[str]
-    experiment: Experiment
-
-
-def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
-    """The bindings that gin reads to build the model and the schedule, with macros resolved.
+def built(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Experiment:
+    """The experiment of files and bindings, all of which its model and its schedule read.
 
     Tracing the loss reads nothing more; tests/configs/test_every_build.py does it.
     """
@@ -177,18 +164,7 @@ def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
     experiment = Experiment(Trainer())
     jax.eval_shape(experiment.schedule, jax.ShapeDtypeStruct((), np.int32))
     check_all_read()
-    texts = read_bindings()
-    macros = {name: text for name, text in texts.items() if "." not in name}
-    found = Read(
-        {
-            name: macros.get(text.removeprefix("%"), text) if text.startswith("%") else text
-            for name, text in texts.items()
-            if "." in name
-        }
-    )
-    found.experiment = experiment
-    found.bound = frozenset(name for name in resolved(read_gin(gin.config_str())))
-    return found
+    return experiment
 
 
-read_once = functools.cache(read)
+built_once = functools.cache(built)
