@@ -4,14 +4,11 @@ import json
 import math
 
 import pytest
-from fabricated_runs import filled_cells
+from fabricated_runs import filled_cells, tables_of
 from tiny_run import LENGTHS, TXL, build, command, write_config, write_corpus
 
 from brt import evaluate, train
-from brt.reporting.collect import collect
-from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import open_runs
 from brt.studies.attention_length import sweep
 
 
@@ -114,7 +111,7 @@ def filled(run, name, sizes, segment_length):
     settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
     (run / "stands_for.json").write_text(json.dumps({"settings": settings}))
-    tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
+    tables = tables_of(read_paper("transformer_xl"), [run])
     return {
         label: {head.removesuffix(", stores"): cell.values[0] for head, cell in cells.items()}
         for (label, *_), cells in filled_cells(tables[name]).items()
@@ -140,7 +137,7 @@ def test_the_study_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
 def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     study(monkeypatch, run, 150, 150)
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
-    tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
+    tables = tables_of(read_paper("transformer_xl"), [run])
     expected = "run, seed 0: attention_length of validation, evaluated on test"
     assert any(note.startswith(expected) for note in tables["txl_table_5"].notes())
 

@@ -8,16 +8,13 @@ import json
 
 import gin
 import pytest
-from fabricated_runs import filled_cells, make_entry_run, make_run
+from fabricated_runs import filled_cells, make_entry_run, make_run, tables_of
 from gin_settings import bound
 from paths import ROOT
 from published_checks import built
 
-from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 
@@ -41,7 +38,7 @@ def described(folder, name, *bindings, **scalars):
 
 
 def table_of(runs, paper=BLOCK_RECURRENT, name="table_1"):
-    return paper_tables(paper, collect(open_runs(runs)))[name]
+    return tables_of(paper, runs)[name]
 
 
 def cell(table, label):

@@ -5,21 +5,17 @@ import io
 import re
 
 import pytest
-from fabricated_runs import filled_cells, make_run
+from fabricated_runs import filled_cells, make_run, tables_of
 
 from brt.reporting.collect import collect
 from brt.reporting.page import page
-from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.papers.fill import paper_plots
 from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
 
 BYTES = ("corpora/pg19_bytes.gin",)
 PAPER = read_paper("block_recurrent")
 SYSTEMS = {row.labels[0] for row in PAPER.table("table_1").rows}
-
-
-def tables_of(runs, step_times=None):
-    return paper_tables(PAPER, collect(open_runs(runs)), step_times)
 
 
 def measured_of(table, row, head):
@@ -36,7 +32,7 @@ def test_rows_of_ones_own_are_labelled_by_what_sets_them_apart(tmp_path):
         for number, change in enumerate((*states, biases, dual)):
             folder = tmp_path / f"{number}-{seed}"
             make_run(folder, files, change, seed=seed, evaluations={"test": 2.5})
-    table = tables_of(sorted(tmp_path.iterdir()))["table_1"]
+    table = tables_of(PAPER, sorted(tmp_path.iterdir()))["table_1"]
     labels = [cells[0].text for cells in table.rows if cells[0].text not in SYSTEMS]
     assert len(set(labels)) == len(labels) == 4
     kind = "Rec:fixed:skip (4 layers, d 128)"
@@ -55,7 +51,7 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
             tmp_path / "github", f"systems/{stem}+recipes/github", evaluations={"validation": 1.17}
         ),
     ]
-    table = tables_of(runs, {name: (1.234, "")})["table_1"]
+    table = tables_of(PAPER, runs, {name: (1.234, "")})["table_1"]
     assert len(table.rows) == 14
     ((labels, cells),) = filled_cells(table).items()
     assert labels[0] == name and {head: cell.text for head, cell in cells.items()} == {
@@ -74,7 +70,7 @@ def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
         make_run(tmp_path / "early", "pg19_slide_12l", evaluations={"test": early}),
         make_run(tmp_path / "none", "pg19_slide_13l"),
     ]
-    table = tables_of(runs)["table_1"]
+    table = tables_of(PAPER, runs)["table_1"]
     (cell,) = measured_of(table, "Slide:12L", "PG19 tokens, measured")
     assert cell.note == "early: evaluated at step 100 of 500,000"
     (cell,) = measured_of(table, "Slide:13L", "PG19 tokens, measured")
@@ -88,7 +84,7 @@ def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
         make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
         for s, v in enumerate(values)
     ]
-    table = tables_of(runs)["table_1"]
+    table = tables_of(PAPER, runs)["table_1"]
     shown = [[cell.text for cell in row] for row in table.rows]
     lines = [line for line in table.as_markdown().split("\n") if line.startswith("| ")]
     assert len({len(line) for line in lines}) == 1  # aligned, for a terminal
@@ -121,7 +117,7 @@ def test_the_differences_are_those_of_the_measured_cells(tmp_path):
         make_run(tmp_path / "rec", "pg19_rec_fixed_skip", evaluations={"test": 2.5}),
         make_run(tmp_path / "slide", "pg19_slide_13l", evaluations={"test": 2.625}),
     ]
-    table = tables_of(runs)["table_1_differences"]
+    table = tables_of(PAPER, runs)["table_1_differences"]
     (cell,) = measured_of(table, "Recurrence, or one more layer?", "PG19 tokens, measured")
     assert cell.values == (-0.125,) and cell.text == "−0.125"
 
@@ -139,7 +135,7 @@ def test_shares_of_used_states_stand_with_their_initial_gates(tmp_path):
         for begin, losses in (("small", (0.5, 0.9)), ("one", (0.5, 0.995, 1.0, 0.999)))
         for seed, loss in enumerate(losses)
     ]
-    table = tables_of(runs)["gate_biases"]
+    table = tables_of(PAPER, runs)["gate_biases"]
     shares = {tuple(cell.text for cell in row[:2]): row[2] for row in table.rows}
     assert shares["lstm", "N(0, 0.1²), ±1 outside"].values == (1, 1)
     assert shares["lstm", "keep 1, take 0"].values == (1, 0, 0, 0)
@@ -151,6 +147,6 @@ def test_shares_of_used_states_stand_with_their_initial_gates(tmp_path):
         make_run(tmp_path / "t2", "pg19_rec_fixed_skip", lines[1], evaluations={"test": 3.9})
     )
     (cell,) = measured_of(
-        tables_of(of_table_1)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured"
+        tables_of(PAPER, of_table_1)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured"
     )[:1]
     assert cell.values == (3.5,)

@@ -3,7 +3,14 @@
 import json
 
 import pytest
-from fabricated_runs import PUBLISHED, filled_cells, make_run, make_task_run, make_xl_run
+from fabricated_runs import (
+    PUBLISHED,
+    filled_cells,
+    make_run,
+    make_task_run,
+    make_xl_run,
+    tables_of,
+)
 from gin_settings import bound
 
 from brt.reporting.collect import collect
@@ -17,10 +24,6 @@ STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
 TRANSFORMER_XL, RECURRENT_MEMORY = PAPERS[1:3]
 TABLE_5 = RECURRENT_MEMORY.table("rmt_table_5")
-
-
-def tables_of(paper, runs):
-    return paper_tables(paper, collect(open_runs(runs)))
 
 
 def filled(table):

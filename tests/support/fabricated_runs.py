@@ -7,7 +7,10 @@ from fabricated_recordings import fabricate
 from gin_settings import bound
 from paths import ROOT
 
+from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.runs import open_runs
 
 
 def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, records=(), **entry):
@@ -40,6 +43,11 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
 def make_entry_run(folder, entry, **options):
     """A run of an entry of a sweep; options as of `make_run`."""
     return make_run(folder, None, write_gin(entry.settings), **entry.paper, **options)
+
+
+def tables_of(paper, runs, step_times=None):
+    """Returns the tables of a paper by name, filled with the runs in these folders."""
+    return paper_tables(paper, collect(open_runs(runs)), step_times)
 
 
 def filled_cells(table):

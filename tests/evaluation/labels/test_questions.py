@@ -4,16 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from fabricated_runs import filled_cells
+from fabricated_runs import filled_cells, tables_of
 from gin_settings import bound
 from paths import CONFIGS
 from tiny_run import command
 
 from brt import evaluate, train
-from brt.reporting.collect import collect
-from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import open_runs
 from brt.training.records.run_folder import read_metrics
 
 pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
@@ -95,7 +92,7 @@ def test_spans_are_learned_from_the_questions_that_were_drawn(run):
 
 
 def test_such_a_run_fills_the_row_of_its_table(run):
-    tables = paper_tables(read_paper("adding_recurrence"), collect(open_runs([str(run)])))
+    tables = tables_of(read_paper("adding_recurrence"), [run])
     ((row, cells),) = filled_cells(tables["arpt_table_3"]).items()
     found = json.loads((run / "evaluation_validation.json").read_text())
     assert row[0] == "RoBERTa, recurrent"
