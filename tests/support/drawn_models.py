@@ -400,10 +400,6 @@ def memory_tokens_around_blocks(dice, turn, of=stack, memories=LAYER_MEMORIES):
     return Drawn(around(dice, body, num_memory, at_end), segment, segment)
 
 
-def memory_tokens_around_recent(dice, turn):
-    return memory_tokens_around_blocks(dice, turn, recent_stack, RECENT_MEMORIES)
-
-
 def associative_tokens(dice, turn):
     segment = dice.whole(1, 24)
     build = functools.partial(

@@ -17,10 +17,10 @@ from drawn_models import (
     melodi,
     memory_tokens,
     memory_tokens_around_blocks,
-    memory_tokens_around_recent,
     network,
     plain_blocks,
     recent_blocks,
+    recent_stack,
     transformer_xl,
 )
 
@@ -143,12 +143,12 @@ def kinds_of_memory(dice, turn):
     return (first, second) if len(names) == 2 else (first,)
 
 
-def windows(dice, turn, kinds=None):
+def windows(dice, turn, memories=()):
     segment = dice.whole(1, 24)
     overlap = dice.choice(0, dice.whole(1, 12))
     kind = (GPT2, Llama, GPTNeoX)[turn // 6 % 3]
-    if kinds:  # which change with every token, and may not read one twice
-        overlap = 0
+    if memories:  # which change with every token, and may not read one twice
+        overlap, kinds = 0, (memories[turn % len(memories)],)
     else:
         kinds = kinds_of_memory(dice, turn) if turn % 7 else ()
     return Drawn(windows_of(dice, kind, segment, overlap, kinds), segment, segment)
@@ -163,19 +163,11 @@ def sliding_of(dice, kind, window, memory_kind, least=1):
     )
 
 
-def recent_windows(dice, turn):
-    return windows(dice, turn, (RECENT_MEMORIES[turn % len(RECENT_MEMORIES)],))
-
-
 def sliding(dice, turn, memories=(*AT_LAYERS, None)):
     window, segment = dice.blocks(16)
     memory = memories[turn % len(memories)]
     build = sliding_of(dice, (Llama, GPTNeoX)[turn // 6 % 2], window, memory)
     return Drawn(build, segment, window, cut_invariant=True)
-
-
-def recent_sliding(dice, turn):
-    return sliding(dice, turn, RECENT_MEMORIES)
 
 
 def memory_tokens_around_pretrained(dice, turn, memories=AT_LAYERS):
@@ -191,10 +183,6 @@ def memory_tokens_around_pretrained(dice, turn, memories=AT_LAYERS):
         kind = dice.choice(GPT2, Llama, GPTNeoX)
         body = windows_of(dice, kind, positions, 0, (memory,))
     return Drawn(around(dice, body, num_memory, at_end, special=False), segment, segment)
-
-
-def memory_tokens_around_recent_pretrained(dice, turn):
-    return memory_tokens_around_pretrained(dice, turn, RECENT_MEMORIES)
 
 
 ENCODERS = (BERT, RoBERTa, DeBERTa, T5)
@@ -255,8 +243,12 @@ FAMILIES = (
 )
 """Drawn in turn, so that a few seeds are of all families."""
 RECENT_FAMILIES = (
-    *(recent_blocks, memory_tokens_around_recent, recent_windows, recent_sliding),
-    memory_tokens_around_recent_pretrained,
+    recent_blocks,
+    functools.partial(memory_tokens_around_blocks, of=recent_stack, memories=RECENT_MEMORIES),
+    *(
+        functools.partial(family, memories=RECENT_MEMORIES)
+        for family in (windows, sliding, memory_tokens_around_pretrained)
+    ),
 )
 RECENT = 10_000
 """The first seed of `RECENT_FAMILIES`."""
