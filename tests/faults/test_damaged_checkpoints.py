@@ -4,7 +4,8 @@ import re
 import shutil
 
 import pytest
-from checkpoints import DAMAGES, arrays_removed
+from checkpoints import DAMAGES
+from marking import slow
 from tiny_run import build, start, train_here, write_config
 
 
@@ -17,19 +18,11 @@ def run(folder):
     return tiny.path, folder / "run"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(
-            damage, id=damage.what, marks=() if damage.do is arrays_removed else pytest.mark.slow
-        )
-        for damage in DAMAGES
-    ],
-)
+@pytest.mark.parametrize("damage", [slow(name, when="several" not in name) for name in DAMAGES])
 def test_of_a_damaged_checkpoint_a_sentence_is_printed_alone(run, tmp_path, damage):
     path, whole = run
     folder = shutil.copytree(whole, tmp_path / "run")
-    damage.do(folder / "checkpoints" / "6")
+    DAMAGES[damage](folder / "checkpoints" / "6")
     process = start("brt.train", f"--gin_file={path}", f"--workdir={folder}")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,21 +114,16 @@ def arrays_removed(folder: Path):
         array_file(folder, f"{part}/ocdbt.process_0").unlink()
 
 
-class Damage(NamedTuple):
-    what: str
-    do: callable
-
-
-DAMAGES = [
-    Damage("flipped bytes", lambda folder: flip(array_file(folder, "params"))),
-    Damage("flipped bytes of the optimizer", lambda folder: flip(array_file(folder, "optimizer"))),
-    Damage("flipped bytes of the caches", lambda folder: flip(array_file(folder, "caches"))),
-    Damage("truncated file", lambda folder: os.truncate(array_file(folder, "params"), 100)),
-    Damage("emptied file", lambda folder: os.truncate(array_file(folder, "caches"), 0)),
-    Damage("deleted file", lambda folder: array_file(folder, "optimizer").unlink()),
-    Damage("deleted files of several arrays", arrays_removed),
-    Damage("deleted part", lambda folder: shutil.rmtree(folder / "caches")),
-    Damage("deleted record", lambda folder: shutil.rmtree(folder / "record")),
-    Damage("flipped record", lambda folder: flip(array_file(folder, "record"))),
-    Damage("emptied folder", lambda folder: [shutil.rmtree(folder), folder.mkdir()]),
-]
+DAMAGES = {
+    "flipped bytes": lambda folder: flip(array_file(folder, "params")),
+    "flipped bytes of the optimizer": lambda folder: flip(array_file(folder, "optimizer")),
+    "flipped bytes of the caches": lambda folder: flip(array_file(folder, "caches")),
+    "truncated file": lambda folder: os.truncate(array_file(folder, "params"), 100),
+    "emptied file": lambda folder: os.truncate(array_file(folder, "caches"), 0),
+    "deleted file": lambda folder: array_file(folder, "optimizer").unlink(),
+    "deleted files of several arrays": arrays_removed,
+    "deleted part": lambda folder: shutil.rmtree(folder / "caches"),
+    "deleted record": lambda folder: shutil.rmtree(folder / "record"),
+    "flipped record": lambda folder: flip(array_file(folder, "record")),
+    "emptied folder": lambda folder: [shutil.rmtree(folder), folder.mkdir()],
+}

@@ -123,7 +123,14 @@ CONTENTS = {
     "null": lambda rng, content: b"null\n",
     "a surrogate": lambda rng, content: b'{"a": "\\ud800"}\xed\xa0\x80',
 }
-KINDS_OF_FILES = ("missing", "a FIFO", "a folder", "a loop", "a device", "gone elsewhere")
+KINDS_OF_FILES = {
+    "missing": lambda path: None,
+    "a FIFO": os.mkfifo,
+    "a folder": os.mkdir,
+    "a loop": lambda path: path.symlink_to(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "gone elsewhere": lambda path: path.symlink_to(path.with_name("nowhere")),
+}
 
 
 def spoil_file(rng, path: Path) -> str:
@@ -131,18 +138,9 @@ def spoil_file(rng, path: Path) -> str:
     way = [*CONTENTS, *KINDS_OF_FILES][int(rng.integers(len(CONTENTS) + len(KINDS_OF_FILES)))]
     if way in CONTENTS:
         path.write_bytes(CONTENTS[way](rng, path.read_bytes()))
-        return way
-    path.unlink()
-    if way == "a FIFO":
-        os.mkfifo(path)
-    elif way == "a folder":
-        path.mkdir()
-    elif way == "a loop":
-        path.symlink_to(path)
-    elif way == "a device":
-        path.symlink_to("/dev/zero")
-    elif way == "gone elsewhere":
-        path.symlink_to(path.with_name("nowhere"))
+    else:
+        path.unlink()
+        KINDS_OF_FILES[way](path)
     return way
 
 

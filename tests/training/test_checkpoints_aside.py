@@ -12,16 +12,12 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 import pytest
 from checkpoints import DAMAGES, abstract, array_file, flip, make_state, opened, restored, saved
+from marking import slow
 from tiny_run import collect_garbage, contents, differing  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
 pytestmark = pytest.mark.usefixtures("collect_garbage")
-
-QUICK_DAMAGES = [
-    pytest.param(damage, id=damage.what, marks=() if number % 3 == 0 else pytest.mark.slow)
-    for number, damage in enumerate(DAMAGES)
-]
 
 
 def named_aside(folder):
@@ -39,10 +35,10 @@ def run_on(folder, *steps):
         return int(found.step), checkpoints.steps()
 
 
-@pytest.mark.parametrize("damage", QUICK_DAMAGES)
+@pytest.mark.parametrize("damage", [slow(each, when=n % 3) for n, each in enumerate(DAMAGES)])
 def test_a_damaged_checkpoint_is_skipped_and_never_deleted(tmp_path, damage, caplog):
     saved(tmp_path, 2, 4)
-    damage.do(tmp_path / "4")
+    DAMAGES[damage](tmp_path / "4")
     before = contents(tmp_path / "4")
     found, record = restored(tmp_path)
     assert not differing(found, make_state(2)) and record["step"] == 2
