@@ -7,7 +7,6 @@ import functools
 import gc
 import math
 import os
-import re
 import resource
 import socket
 import struct
@@ -34,7 +33,6 @@ from brt.training import sharding
 from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import make_mesh
 
-XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 LENGTHS = {
     "train": (1, 7, 8, 9, 16, 53, 120, 31, 90),
     "validation": (1, 7, 8, 9, 16, 53, 100),
@@ -241,13 +239,9 @@ def free_port() -> int:
 
 def start(module: str, *arguments, **options) -> subprocess.Popen:
     """Starts `python -m <module>` on one device, with its output as text in pipes."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": re.sub(r"--xla_force_host_platform_device_count=\d+", "", XLA_FLAGS),
-    }
     line = [sys.executable, "-m", module, *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
+    given = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, env=quick_environment(), **given | options)
 
 
 def start_several(path, workdir, *, count=2, of_last=(), last_in=None, study=None):
@@ -262,13 +256,12 @@ def start_several(path, workdir, *, count=2, of_last=(), last_in=None, study=Non
     started = []
     for number in range(count):
         is_last = number == count - 1
-        line = [sys.executable, "-m", *what, f"--workdir={workdir}"]
+        given = [*what, f"--workdir={workdir}"]
         if count > 1:
-            line += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
-            line += [f"--process_id={number}", *(of_last if is_last else ())]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = {"cwd": last_in if is_last else None, "env": quick_environment()}
-        started.append(subprocess.Popen(line, **process, **pipes))
+            given += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
+            given += [f"--process_id={number}", *(of_last if is_last else ())]
+        cwd = last_in if is_last else None
+        started.append(start(*given, stderr=subprocess.STDOUT, cwd=cwd))
     return started
 
 
