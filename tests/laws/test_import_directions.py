@@ -86,10 +86,6 @@ def top_package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def file_of(module: str) -> str:
-    return module
-
-
 def folder_of_models(module: str) -> str:
     """A folder of brt.models, or a file beside them; elsewhere the package."""
     parts = module.split(".")
@@ -113,7 +109,7 @@ def test_every_module_has_a_layer():
     assert not [name for name in FILES if package_of(name) not in HEIGHTS]
 
 
-@pytest.mark.parametrize("unit_of", [file_of, folder_of_models, top_package_of])
+@pytest.mark.parametrize("unit_of", [str, folder_of_models, top_package_of])
 def test_no_imports_form_a_circle(unit_of):
     imports: dict[str, set[str]] = {}
     for name in FILES:

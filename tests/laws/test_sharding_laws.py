@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, RELATED, kinds
+from checkpoints import abstract, opened, placed
 from marking import slow
 from pretrained_architectures import PRETRAINED
 from tiny_run import mesh_of
@@ -23,10 +24,8 @@ from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
 from brt.models.mesh_axes import spec
-from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.optimizers import adafactor
 from brt.training.prefetch import device_batch
-from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
@@ -104,8 +103,7 @@ def train(store, name, mesh_shape) -> Steps:
     )
     with jax.set_mesh(mesh):
         # Through the host: each array a buffer of its own, which the step may reuse.
-        state = jax.tree.map(np.asarray, experiment.init_state(params))
-        state = jax.device_put(state, shardings(state, mesh))
+        state = placed(jax.tree.map(np.asarray, experiment.init_state(params)), mesh)
         step = experiment.jit_step(mesh)
         losses, batches = [], []
         for number in range(STEPS):
@@ -148,17 +146,10 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
 @by_architecture(SAVED)
 def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape, tmp_path):
     steps, mesh = train(store, name, mesh_shape), mesh_of(*mesh_shape)
-    state_shardings = shardings(steps.before, mesh)
-    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
-    with jax.set_mesh(mesh):
-        checkpoints.save(jax.device_put(steps.before, state_shardings), {})
+    with jax.set_mesh(mesh), opened(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(placed(steps.before, mesh), {})
         checkpoints.wait()
-        abstract = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            *(steps.before, state_shardings),
-        )
-        restored, _ = checkpoints.restore_latest(abstract)
-        checkpoints.close()
+        restored, _ = checkpoints.restore_latest(abstract(steps.before, mesh))
         state, _ = steps.last(restored)
     assert int(state.step) == STEPS
     jax.tree.map(np.testing.assert_array_equal, state, steps.state)
