@@ -67,28 +67,24 @@ def test_a_published_overlap_evaluates_as_many_windows(row):
     assert segment_length < 300 and 0 <= trained - rows * segment_length < segment_length
 
 
+MIXED = "Trainer.corpus = @Mixture(); Mixture.corpora = [@Corpus()]; Mixture.weights = [1]"
+
+
 @pytest.mark.parametrize(
-    ("binding", "named"),
+    ("bindings", "named"),
     [
         ("Evaluation.segment_length = 96", r"Evaluation\.segment_length.*window = 64"),
         ("Evaluation.segment_length = 8192", r"accumulation = 4096 .* 8192 "),
         ("Evaluation.tokens_per_step = 1000", r"Evaluation\.tokens_per_step = 1000 "),
         ("Evaluation.stride = 4000", r"Evaluation\.stride = 4000 must be"),
         ("Evaluation.score = @FreeRunning()", r"Evaluation\.score = @FreeRunning"),
+        (f"{MIXED}; Trainer.stream = 'contiguous'", r"Trainer\.stream = 'contiguous' has no order"),
     ],
 )
-def test_evaluation_that_cannot_be_run_is_refused_by_the_build(binding, named):
+def test_what_cannot_be_evaluated_or_read_is_refused_by_the_build(bindings, named):
     files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
-    config.parse(files, [binding])
+    config.parse(files, bindings.split("; "))
     with pytest.raises(ValueError, match=named):
-        Experiment.from_gin()
-
-
-def test_a_mixture_not_read_by_documents_is_refused():
-    files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
-    mixed = "Trainer.corpus = @Mixture()", "Mixture.corpora = [@Corpus()]", "Mixture.weights = [1]"
-    config.parse(files, [*mixed, "Trainer.stream = 'contiguous'"])
-    with pytest.raises(ValueError, match=r"Trainer\.stream = 'contiguous' has no order"):
         Experiment.from_gin()
 
 

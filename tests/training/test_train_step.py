@@ -200,15 +200,10 @@ def test_a_skipped_step_keeps_parameters_bit_for_bit(tools, how):
     assert int(after.step) == int(before.step) + 1
     assert [float(x) for x in metrics[:3]] == [0.0, 0.0, 0.0]
     assert all(np.isfinite(x).all() for x in leaves(after.caches).values())
-
-
-@pytest.mark.parametrize("how", ["weight", "cache"])
-def test_a_run_goes_on_soundly_after_a_skipped_step(tools, how):
-    step = steps(tools.bind, skip_nonfinite=True)
-    after, _ = step(*poisoned(how, tools))
-    _, metrics = step(after, batch(11, [OLD]))
-    assert metrics.finite and float(metrics.weight) == B * T
-    assert all(np.isfinite(value) for value in metrics.means.values())
+    if how != "parameter":  # the run goes on soundly
+        _, metrics = steps(tools.bind, skip_nonfinite=True)(after, batch(11, [OLD]))
+        assert metrics.finite and float(metrics.weight) == B * T
+        assert all(np.isfinite(value) for value in metrics.means.values())
 
 
 def test_skipping_changes_nothing_where_all_is_finite(tools):
