@@ -27,13 +27,11 @@ def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
     assert caplog.text.count("Finished XLA compilation of jit(train_step)") == 1
 
 
-PLATEAU = "Trainer.plateau = @ReduceOnPlateau()", "ReduceOnPlateau.patience = 0"
 AVERAGE = "Trainer.average = @WeightAverage()", "WeightAverage.decay = 0.5"
 KINDS = {
     "shuffled": (('Trainer.stream = "shuffled"',), 1),
     "contiguous": (('Trainer.stream = "contiguous"', "Trainer.reread_segments = 2"), 1),
     "microbatches": (("Trainer.accumulation = 2",), 0),
-    "a plateau": ((*PLATEAU, "rsqrt.multiplier = 4.0"), 0),
     "an average": (AVERAGE, 0),
 }
 """Bindings, and tokens that an evaluation does not score."""
