@@ -66,6 +66,14 @@ def nothing_compiled():
     jax.clear_caches()
 
 
+@pytest.fixture
+def collect_garbage():
+    """For tests in which a restore or write fails: coroutines that it left complain here."""
+    gc.freeze()  # Only what the test made is collected: a process's whole heap takes a second.
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """An empty folder that the tests of a module share."""

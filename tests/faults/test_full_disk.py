@@ -8,15 +8,7 @@ from contextlib import suppress
 
 import pytest
 from gin_settings import bound
-from tiny_run import (  # noqa: F401
-    PLAIN,
-    assert_same_run,
-    build,
-    collect_garbage,
-    command,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, assert_same_run, command, train_here
 
 from brt import train
 from brt.training.checkpoints.checkpoint import Checkpoints

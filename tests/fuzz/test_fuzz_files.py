@@ -20,7 +20,7 @@ from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from paths import ROOT
 from pieces import train_pieces
 from stores import make_store, small_vocabulary
-from tiny_run import collect_garbage, differing  # noqa: F401
+from tiny_run import differing
 
 from brt import config
 from brt.data.corpus import Corpus

@@ -4,7 +4,6 @@ One recurrent layer reads four rows of 16 bytes a step.
 """
 
 import functools
-import gc
 import math
 import os
 import resource
@@ -90,14 +89,6 @@ def gin_afterwards():
     """No bindings are left by the tests of a module that imports this."""
     yield
     gin.clear_config()
-
-
-@pytest.fixture
-def collect_garbage():
-    """For tests in which a restore or write fails: coroutines that it left complain here."""
-    gc.freeze()  # Only what the test made is collected: a process's whole heap takes a second.
-    yield
-    gc.collect()
 
 
 def write_corpus(folder: Path, lengths=LENGTHS):

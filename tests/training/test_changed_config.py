@@ -6,15 +6,7 @@ import dataclasses
 import jax
 import pytest
 from gin_settings import bound
-from tiny_run import (  # noqa: F401
-    build,
-    collect_garbage,
-    contents,
-    differing,
-    one_device,
-    train_here,
-    write_config,
-)
+from tiny_run import build, contents, differing, one_device, train_here, write_config
 
 from brt.run.loop import TrainingRun
 from brt.training.checkpoints.checkpoint import OtherModel

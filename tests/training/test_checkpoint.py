@@ -10,7 +10,7 @@ import pytest
 import tensorstore
 from checkpoints import abstract, array_file, flip, make_state, opened, placed, restored, saved
 from paths import TESTS
-from tiny_run import collect_garbage, differing, ended, files_of_at_most, free_port, mesh_of, start  # noqa: F401
+from tiny_run import differing, ended, files_of_at_most, free_port, mesh_of, start
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints

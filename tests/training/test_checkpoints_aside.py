@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from checkpoints import DAMAGES, abstract, array_file, flip, make_state, opened, restored, saved
 from marking import slow
-from tiny_run import collect_garbage, contents, differing  # noqa: F401
+from tiny_run import contents, differing
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
