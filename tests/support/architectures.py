@@ -26,7 +26,7 @@ from lact_numpy import Lact
 from marking import slow
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
-from tiny_models import OneKey, cast, randomised
+from tiny_models import OneKey, cast, known, randomised
 from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
@@ -76,9 +76,7 @@ def stack_of_blocks(rngs, **settings):
 
 def paper_settings(**settings):
     """The transcription's arguments, from those of the model."""
-    given = SIZES | CELL_SIZES | MEMORY_SIZES | settings
-    known = paper_numpy.Settings.__dataclass_fields__
-    return paper_numpy.Settings(**{key: given[key] for key in known if key in given})
+    return known(paper_numpy.Settings, SIZES | CELL_SIZES | MEMORY_SIZES | settings)
 
 
 def block_recurrent(
@@ -215,9 +213,8 @@ def compressive(length, reach, **memory) -> Architecture:
 
 def melodi(**settings) -> Architecture:
     """An entry of a MELODI."""
-    known = melodi_numpy.Settings.__dataclass_fields__
     given = SIZES | dict(long_layers=(), long_memory=0) | settings
-    reader_settings = melodi_numpy.Settings(**{key: given[key] for key in known})
+    reader_settings = known(melodi_numpy.Settings, given)
     return Architecture(
         build=functools.partial(Melodi, **SIZES | settings),
         reference=lambda params: melodi_numpy.Reader(params, reader_settings),

@@ -38,6 +38,12 @@ def parameters(model) -> dict:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+def known(settings_type, given):
+    """The settings of a transcription, which has fewer than a model."""
+    names = settings_type.__dataclass_fields__
+    return settings_type(**{name: given[name] for name in names if name in given})
+
+
 def plain(tree):
     """Nested dictionaries of NumPy arrays."""
     return jax.tree.map(np.asarray, tree)

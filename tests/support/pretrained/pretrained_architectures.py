@@ -11,6 +11,7 @@ from cached_states_numpy import CachedStates as CachedStatesNumpy
 from kimi_delta_numpy import KimiDelta
 from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
+from tiny_models import known
 from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
@@ -27,11 +28,6 @@ from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
 
-OF_GPT2 = (
-    *("vocabulary_size", "num_layers", "width", "num_heads", "feed_forward_size", "num_positions"),
-    *("activation", "epsilon", "scale_scores", "inverse_layer_scale", "tied", "dropout", "remat"),
-    *("activation_dtype", "begin_id"),
-)
 GPT2_SIZES = dict(
     vocabulary_size=VOCABULARY,
     num_layers=3,
@@ -41,35 +37,42 @@ GPT2_SIZES = dict(
     num_positions=40,
     epsilon=1e-2,
 )
+LLAMA_SIZES = GPT2_SIZES | dict(num_heads=4, num_key_heads=2, head_size=6)
+OF_BODY = (
+    *(*LLAMA_SIZES, "activation", "scale_scores", "inverse_layer_scale", "biases", "tied"),
+    *("dropout", "remat", "activation_dtype", "begin_id"),
+)
 
 
-def gpt2(memories=(), reference=None, cleared=(), transcribed=None, **settings) -> Architecture:
-    """An entry of windows of a GPT-2.
+def pretrained(body, sizes, model, transcribed, settings, **entry) -> Architecture:
+    """An entry of a model around a pretrained body.
 
     Args:
-        memories: of the model.
-        reference: as of an `Architecture`; None: the plain windows, with a pooled vector or not.
-        cleared: as of an `Architecture`.
+        body: its class; sizes: its arguments.
+        model: from rngs, body and the settings that are not of the body to the model.
         transcribed: further settings of the transcription.
+        entry: as of an `Architecture`.
     """
 
     def build(rngs, **overrides):
-        given = GPT2_SIZES | settings | overrides
-        given.pop("head_size", None)
-        of_body = {name: given.pop(name) for name in OF_GPT2 if name in given}
-        body = functools.partial(GPT2, **of_body)
-        return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
+        given = sizes | settings | overrides
+        of_body = {name: given.pop(name) for name in OF_BODY if name in given}
+        if body is GPT2:
+            of_body.pop("head_size", None)
+        return model(rngs, body=functools.partial(body, **of_body), **given)
 
-    known = decoders_numpy.Settings.__dataclass_fields__
-    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (transcribed or {})
-    plain = decoders_numpy.Settings(**{name: given[name] for name in known if name in given})
-    return Architecture(
-        build=build,
-        reference=reference or (lambda params: decoders_numpy.Reader(params, plain)),
-        settings=settings,
-        cleared=cleared,
-        various="ACIJKU",
+    own = known(
+        decoders_numpy.Settings, sizes | dict(begin_id=VOCABULARY - 1) | settings | transcribed
     )
+    reader = decoders_numpy.SlidingReader if own.sliding else decoders_numpy.Reader
+    return Architecture(build, lambda params: reader(params, own), settings, **entry)
+
+
+def gpt2(memories=(), transcribed=None, **settings) -> Architecture:
+    """An entry of windows of a GPT-2; transcribed: further settings of the transcription."""
+    model = functools.partial(PretrainedLanguageModel, memories=memories)
+    entry = dict(cleared=(1,) if memories else (), various="ACIJKU")
+    return pretrained(GPT2, GPT2_SIZES, model, transcribed or {}, settings, **entry)
 
 
 def pooled(transcribed, **settings):
@@ -81,33 +84,34 @@ def pooled(transcribed, **settings):
         pooling=transcribed.get("pooling", "mean"),
         num_vectors=transcribed.get("num_vectors", 1),
     )
-    memory = functools.partial(PooledMemory, **given)
-    return gpt2((memory,), cleared=(1,), transcribed=transcribed, **settings)
+    return gpt2((functools.partial(PooledMemory, **given),), transcribed, **settings)
+
+
+def cell_between(sizes, **settings):
+    """Block-Recurrent states at the second layer of a body, and settings of the transcription."""
+    settings = dict(num_states=STATES, gate_form="paper") | settings
+    cell = functools.partial(RecurrentCell, **settings)
+    transcribed = dict(cell=known(paper_numpy.Settings, sizes | settings), cell_layer=2)
+    return functools.partial(CellMemory, layer_index=1, cell=cell), transcribed
 
 
 def with_cell(arrangement, gate="fixed", overlap=0):
     """An entry of the Block-Recurrent cell between windows."""
-    cell_settings = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
-    built = functools.partial(RecurrentCell, **cell_settings)
-    memory = functools.partial(CellMemory, layer_index=1, cell=built)
-    cell = paper_numpy.Settings(**_cell_of_gpt2(cell_settings))
-    return gpt2((memory,), cleared=(1,), transcribed=dict(cell=cell, cell_layer=2), overlap=overlap)
-
-
-def with_associative(rule, overlap=0):
-    """An entry of an associative memory at the second layer."""
-    layer = functools.partial(AssociativeMemory, rule=rule)
-    memory = functools.partial(BackboneMemory, memory=layer, layer_index=1)
-    transcribed = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
-    return gpt2((memory,), cleared=(1,), transcribed=transcribed, overlap=overlap)
+    heads = GPT2_SIZES["num_heads"]
+    sizes = SIZES | dict(num_heads=heads, head_size=GPT2_SIZES["width"] // heads)
+    memory, transcribed = cell_between(sizes, arrangement=arrangement, gate=gate)
+    return gpt2((memory,), transcribed, overlap=overlap)
 
 
 def with_own(memory, kind, overlap=0):
     """An entry of a layer memory at the second layer; kind: as `LayerMemoryAt` asks."""
     at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
-    return gpt2(
-        (at_layer,), cleared=(1,), transcribed=dict(layer_memory=(2, kind)), overlap=overlap
-    )
+    return gpt2((at_layer,), dict(layer_memory=(2, kind)), overlap=overlap)
+
+
+def with_associative(rule, overlap):
+    memory, kind = (functools.partial(x, rule=rule) for x in (AssociativeMemory, Associative))
+    return with_own(memory, kind, overlap)
 
 
 def with_cached_states(most, every, chosen):
@@ -116,13 +120,6 @@ def with_cached_states(most, every, chosen):
     length, heads = every * SEGMENT, GPT2_SIZES["num_heads"]
     arguments = heads, "gated_delta_layer", most, False, length, chosen
     return with_own(memory, lambda module: CachedStatesNumpy(module, *arguments))
-
-
-def _cell_of_gpt2(cell_settings):
-    H, D = GPT2_SIZES["num_heads"], GPT2_SIZES["width"]
-    sizes = SIZES | dict(num_heads=H, head_size=D // H)
-    known = paper_numpy.Settings.__dataclass_fields__
-    return {name: value for name, value in (sizes | cell_settings).items() if name in known}
 
 
 def memory_tokens_on_gpt2(num_memory):
@@ -151,64 +148,25 @@ def memory_tokens_on_gpt2(num_memory):
     )
 
 
-LLAMA_SIZES = dict(
-    vocabulary_size=VOCABULARY,
-    num_layers=3,
-    width=12,
-    num_heads=4,
-    num_key_heads=2,
-    head_size=6,
-    feed_forward_size=10,
-    num_positions=40,
-    epsilon=1e-2,
-)
-OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
-
-
-def llama(model, transcribed, cleared=(), **settings) -> Architecture:
-    """An entry of a Llama over windows or a sliding window.
-
-    Args:
-        model: from rngs, body and settings to the model.
-        transcribed: settings of the transcription.
-    """
-
-    def build(rngs, **overrides):
-        given = LLAMA_SIZES | settings | overrides
-        of_body = {name: given.pop(name) for name in OF_LLAMA if name in given}
-        return model(rngs, body=functools.partial(Llama, **of_body), **given)
-
-    known = decoders_numpy.Settings.__dataclass_fields__
-    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1, rotary_share=1.0) | settings | transcribed
-    reader_settings = decoders_numpy.Settings(
-        **{name: given[name] for name in known if name in given}
-    )
-    reader = decoders_numpy.SlidingReader if reader_settings.sliding else decoders_numpy.Reader
-    return Architecture(
-        build=build,
-        reference=lambda params: reader(params, reader_settings),
-        settings=settings,
-        cleared=cleared,
-        cut_invariant=bool(reader_settings.sliding),
-        within=reader_settings.cell is not None,
-        various="ACEHIJKU",
-        divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4),
+def llama(model, transcribed, settings, **entry) -> Architecture:
+    """An entry of a Llama over windows or a sliding window; arguments as of `pretrained`."""
+    entry |= dict(various="ACEHIJKU", divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4))
+    return pretrained(
+        Llama, LLAMA_SIZES, model, dict(rotary_share=1.0) | transcribed, settings, **entry
     )
 
 
 def sliding(cell=False, **settings):
     """An entry of a sliding window over a Llama; cell: with states at the second layer."""
-    kept = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    built = functools.partial(RecurrentCell, **kept)
-    memory = functools.partial(CellMemory, layer_index=1, cell=built)
-    sizes = LLAMA_SIZES | dict(window=WINDOW) | kept
-    known = paper_numpy.Settings.__dataclass_fields__
-    of_cell = paper_numpy.Settings(**{n: value for n, value in sizes.items() if n in known})
+    sizes = LLAMA_SIZES | dict(window=WINDOW)
+    memory, transcribed = cell_between(sizes, gate="fixed", arrangement="skip")
     return llama(
         functools.partial(SlidingLanguageModel, window=WINDOW, cell=memory if cell else None),
-        dict(sliding=WINDOW) | (dict(cell=of_cell, cell_layer=2) if cell else {}),
+        dict(sliding=WINDOW) | (transcribed if cell else {}),
+        settings,
         cleared=(4,) if cell else (),
-        **settings,
+        cut_invariant=True,
+        within=cell,
     )
 
 
@@ -217,7 +175,7 @@ def llama_pooled():
     memory = functools.partial(PooledMemory, layer_index=1, hidden=(8, 6))
     model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
     transcribed = dict(overlap=3, pooled_layer=2, activation="silu")
-    return llama(model, transcribed, cleared=(1,), biases="heads", tied=True)
+    return llama(model, transcribed, dict(biases="heads", tied=True), cleared=(1,))
 
 
 PRETRAINED: dict[str, Architecture] = {
