@@ -157,12 +157,12 @@ def test_in_a_browser_nothing_of_it_runs(page, tmp_path):
     text = page.read_text(encoding="utf-8")
     copy = tmp_path / "page.html"
     copy.write_text(text.replace("</body>", f"{touch}</body>"))
-    dom = open_page(f"file://{copy}", tmp_path / "opened").dom
+    dom = open_page(f"file://{copy}", tmp_path / "opened")
     assert "<title>PWNED</title>" not in dom and "<title>1</title>" not in dom
     assert 'id="reading"' in dom and 'data-i="0"' in dom  # the page's own scripts have run
     assert "<svg" in dom
     copy.write_text(text.replace("&lt;", "<").replace("&gt;", ">"))
-    assert "<title>PWNED</title>" in open_page(f"file://{copy}", tmp_path / "unescaped").dom
+    assert "<title>PWNED</title>" in open_page(f"file://{copy}", tmp_path / "unescaped")
 
 
 FORMULAS = ("=HYPERLINK(1)", "+cmd|x", "-cmd|x", "@SUM(1)", "\t=1", " =1", "\r=1", "\uff1d1")

@@ -242,5 +242,5 @@ def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
     page = (tmp_path / "page.html").read_text()
     assert long in page
     (tmp_path / "page.html").write_text(page.replace("</body>", WIDTH + "</body>"))
-    dom = open_page(f"file://{tmp_path}/page.html", tmp_path / "opened", width=width).dom
+    dom = open_page(f"file://{tmp_path}/page.html", tmp_path / "opened", width=width)
     assert 'data-scrolls="false"' in dom

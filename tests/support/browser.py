@@ -6,36 +6,25 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 BROWSE = Path(__file__).with_name("browse.py")
 
 
-class OpenedPage(NamedTuple):
-    """A page as a browser shows it.
-
-    dom: the document as text, after its scripts ran. image: path of a PNG of the window.
-    """
-
-    dom: str
-    image: Path
-
-
-def open_page(url: str, folder: Path, width: int = 1200) -> OpenedPage:
-    """Opens a page; skips the test where there is no browser that starts.
+def open_page(url: str, folder: Path, width: int = 1200) -> str:
+    """Returns a page as text, after its scripts ran; skips the test where no browser starts.
 
     Args:
         url: `file://...`.
-        folder: for the page's two files; made.
+        folder: for page.png, an image of the window, and page.html; made.
         width: of the window, pixels.
     """
     if reason := missing():
         pytest.skip(reason)
     folder.mkdir(exist_ok=True)
     _browse(url, folder, width, 2400).check_returncode()
-    return OpenedPage((folder / "page.html").read_text(encoding="utf-8"), folder / "page.png")
+    return (folder / "page.html").read_text(encoding="utf-8")
 
 
 @functools.cache
