@@ -78,22 +78,19 @@ def refused(*given, **options):
     return str(caught.value)
 
 
-def hostile_file(here, kind):
+@pytest.mark.parametrize("kind", RUNS_CODE)
+@pytest.mark.parametrize("allowed", [(), ("__gin__", "subprocess")])
+def test_a_gin_file_runs_no_code_but_that_of_brt(here, kind, allowed):
     (here / "brt_hostile.py").write_text(f"open({MARK!r}, 'a').close()\n")
     (here / "hostile.gin").write_text("import hostile\n")
     path = here / "own.gin"
     path.write_text(RUNS_CODE[kind])
-    return path
-
-
-@pytest.mark.parametrize("kind", RUNS_CODE)
-def test_a_gin_file_runs_no_code_but_that_of_brt(here, kind):
-    path = hostile_file(here, kind)
-    sentence = refused([str(path)])
+    sentence = refused([str(path)], allow_imports=allowed)
     assert sentence.startswith(f"In {path}: `")
     assert sentence.count("\n") == 0 and not (here / MARK).exists()
-    if kind != "dynamic registration":
-        assert "--allow_imports=" in sentence
+    # What is registered dynamically is refused whatever is allowed.
+    dynamic = kind == "dynamic registration"
+    assert ("dynamic_registration" if dynamic else "--allow_imports=") in sentence
 
 
 def test_a_binding_runs_no_code_but_that_of_brt(here):
@@ -102,12 +99,6 @@ def test_a_binding_runs_no_code_but_that_of_brt(here):
     sentence = refused(bindings=["Trainer.steps = 1\nimport hostile"])
     assert "--allow_imports=hostile" in sentence
     assert not (here / MARK).exists()
-
-
-def test_dynamic_registration_is_refused_whatever_is_allowed(here):
-    path = hostile_file(here, "dynamic registration")
-    sentence = refused([str(path)], allow_imports=["__gin__", "subprocess"])
-    assert "dynamic_registration" in sentence and not (here / MARK).exists()
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ MIXED = "Trainer.corpus = @Mixture(); Mixture.corpora = [@Corpus()]; Mixture.wei
         (f"{MIXED}; Trainer.stream = 'contiguous'", r"Trainer\.stream = 'contiguous' has no order"),
     ],
 )
-def test_what_cannot_be_evaluated_or_read_is_refused_by_the_build(bindings, named):
+def test_what_cannot_be_evaluated_or_read_is_refused(bindings, named):
     files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
     config.parse(files, bindings.split("; "))
     with pytest.raises(ValueError, match=named):

@@ -231,11 +231,6 @@ def test_segments_are_the_model_s_own_without_a_length(name):
     assert not differing(default.score([text]), own.score([text]))
 
 
-def test_an_array_with_a_row_for_each_document_is_read_as_such():
-    generator, ids_BT = generator_of(FIRST), np.arange(2 * WINDOW).reshape(2, -1) % VOCABULARY
-    assert not differing(generator.read(ids_BT), generator.read([*ids_BT]))
-
-
 def test_scores_make_no_array_of_tokens_times_vocabulary(monkeypatch):
     monkeypatch.setitem(CHUNKS, "cpu", 1)
     generator, ids_BT = generator_of(FIRST, SEGMENT), jnp.zeros((2, SEGMENT), jnp.int32)
@@ -246,8 +241,10 @@ def test_scores_make_no_array_of_tokens_times_vocabulary(monkeypatch):
     assert 0 < max(rows) < 2 * SEGMENT
 
 
-def test_a_list_of_ids_is_one_text():
+def test_a_list_of_ids_is_one_text_and_rows_are_several():
     generator, ids = generator_of(FIRST), [3, 1, 2]
+    ids_BT = np.arange(2 * WINDOW).reshape(2, -1) % VOCABULARY
+    assert not differing(generator.read(ids_BT), generator.read([*ids_BT]))
     assert not differing(generator.read(ids), generator.read([np.array(ids)]))
     assert not differing(generator.score(tuple(ids)), generator.score([ids]))
 
