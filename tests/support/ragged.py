@@ -21,12 +21,6 @@ class Ragged(NamedTuple):
     valid: np.ndarray
 
 
-def ragged_lengths(window, segment_length):
-    """Document lengths around the boundaries of windows and segments."""
-    lengths = (1, window - 1, window, window + 1, segment_length, 3 * segment_length + 5)
-    return tuple(length for length in lengths if length)
-
-
 def ragged_segments(window, segment_length, vocabulary, rows, seed) -> Ragged:
     """Each row reads documents of all ragged lengths, in a rotated order of its own.
 
@@ -34,7 +28,8 @@ def ragged_segments(window, segment_length, vocabulary, rows, seed) -> Ragged:
     several rows the last one leaves out its last document and reads padding instead.
     """
     rng = np.random.default_rng(seed)
-    lengths = ragged_lengths(window, segment_length)
+    lengths = (1, window - 1, window, window + 1, segment_length, 3 * segment_length + 5)
+    lengths = tuple(length for length in lengths if length)
     by_row = []
     for row in range(rows):
         turn = 2 * row % len(lengths)
