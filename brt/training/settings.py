@@ -35,8 +35,9 @@ class Trainer:
         accumulation: microbatches of a step, run one after another to save memory.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
-        reread_segments: k earlier segments that a step runs again before its one new segment, so
-            that each gradient crosses k memories, at k + 1 times the cost (RMT, section 3).
+        reread_segments: k earlier segments that a step runs again, unscored, before its one new
+            segment, so that each gradient crosses k memories, at k + 1 times the cost (RMT, section
+            3).
         remat_segments: recompute each segment, but not its loss, in the backward pass.
         loss: trained positions: "full"; "half", the last half of a segment (Transformer-XL, Table
             5). Evaluation scores all.
@@ -44,16 +45,13 @@ class Trainer:
             document in a step, which alone get logits. A step with more has a loss that is not
             finite. None for all.
         seed: of parameters, dropout and the order of documents.
-        stream: "documents", each in one batch element; "contiguous", the corpus in as many parts as
-            batch elements; "shuffled", the same in a new order every epoch; "samples" of the
-            segments of a step; "questions", samples whose scored tokens are no inputs; "labelled"
-            documents of at most these segments. Evaluation uses the same.
+        stream: the order of the data, also of evaluation (docs/data.md, Batches).
         mesh: (data, fsdp, model) devices, or (batch, model); -1 for the remaining ones.
         devices_over_time: devices of the data axis that divide the segments of a step
             (`brt/training/over_time/loss.py`) instead of its batch elements.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
-        clear_state: train with the state cleared at every segment.
+        clear_state: train with the state cleared at every segment, the control without one.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every = 0 for no evaluation.
         evaluation, checkpoints, labelled: their settings; None for the defaults.

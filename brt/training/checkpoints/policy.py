@@ -44,7 +44,7 @@ class CheckpointPolicy:
         keep_best: also keep the checkpoint of the best evaluation, the default of `brt.evaluate`
             and `load_run`.
         metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
-            loss, or with labelled documents the first of `OF_LABELS`.
+            loss, or with labelled documents F1 or accuracy (`OF_LABELS`).
         mode: "min" or "max", the best value; None follows the name of the metric.
         patience: evaluations in a row without improvement after which to stop; None for never.
     """
