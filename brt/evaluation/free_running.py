@@ -138,7 +138,7 @@ class SampleDecoder:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields targets and predictions, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
-        with closing(Progress(label or "", count, quiet=not label)) as progress:
+        with closing(Progress(label, count)) as progress:
             for start in range(0, count, self.rows):
                 documents_B = np.arange(start, start + self.rows)
                 # Elements without a sample repeat the last one.

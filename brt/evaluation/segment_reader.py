@@ -157,7 +157,7 @@ class SegmentReader:
         """
         steps, K = min(stream.num_steps, max_steps or stream.num_steps), batches.segments_per_step
         prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K))
-        progress = Progress(label or "", steps, quiet=not label)
+        progress = Progress(label, steps)
         pending: list = []
         with closing(prefetch), closing(progress):
             for first in range(0, steps, K):

@@ -152,7 +152,7 @@ class Generator:
         length = self.prefill.segment_length * self.prefill.together
         size = max(READ_TOGETHER // length, 1) * length
         wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size
-        progress = Progress(label or "", None, quiet=not label)
+        progress = Progress(label, None)
         done = 0
         while True:
             for row, stream in enumerate(streams):

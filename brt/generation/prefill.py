@@ -141,7 +141,7 @@ class _Reading:
         self.lengths_B = np.array([len(x) for x in self.tokens])
         self.done_B = np.zeros_like(self.lengths_B)
         self.costs: list[tuple] | None = [] if score else None
-        self.progress = Progress(label or "", int(self.lengths_B.sum()), quiet=not label)
+        self.progress = Progress(label, int(self.lengths_B.sum()))
         self.running = None
 
     @property

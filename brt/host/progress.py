@@ -24,27 +24,18 @@ class Progress:
     """Progress of counted work, on stderr.
 
     Args:
+        label: None to show nothing, as in all processes of a run but the first.
         total: None where it is not known.
-        quiet: show nothing, as in all processes of a run but the first.
         delay: seconds before a live bar appears, for work that is often short.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int | None,
-        start: int = 0,
-        quiet: bool = False,
-        delay: float = 0.0,
-    ):
+    def __init__(self, label: str | None, total: int | None, start: int = 0, delay: float = 0.0):
         self.label = label
         self.total = total
-        self.start = start
-        self.quiet = quiet
         self.begun = self.last = time.monotonic()
         self.first: tuple[int, float] | None = None
         self.bar = None
-        if not quiet and sys.stderr is not None and sys.stderr.isatty():
+        if label and sys.stderr is not None and sys.stderr.isatty():
             with contextlib.suppress(OSError):
                 # A notebook keeps every state of the bar.
                 seconds = SECONDS if "JPY_PARENT_PID" in os.environ else 0.1
@@ -70,7 +61,7 @@ class Progress:
                     self.bar.set_postfix_str(text or speed, refresh=False)
                 self.bar.update(done - self.bar.n)
             return
-        if self.quiet or (text is None and now - self.last < SECONDS):
+        if not self.label or (text is None and now - self.last < SECONDS):
             return
         self.last = now
         total = "" if self.total is None else f"/{self.total:,}"
@@ -88,7 +79,7 @@ class Progress:
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
 
     def note(self, text: str) -> None:
-        if self.quiet:
+        if not self.label:
             return
         if self.bar is None:
             say(text)

@@ -111,7 +111,8 @@ class TrainingRun:
 
     def run(self) -> dict[str, float]:
         """Trains to the last step or a request to stop; returns the last evaluation."""
-        self._progress = Progress("step", self.trainer.steps, self.start, jax.process_index() > 0)
+        label = "step" if jax.process_index() == 0 else None
+        self._progress = Progress(label, self.trainer.steps, self.start)
         moved = self.folder.open_metrics(self.start, self.experiment.bindings)
         if moved:
             self._progress.note(f"No checkpoint to resume: earlier records moved to {moved}.")

@@ -64,7 +64,7 @@ class LoopEvaluation:
         """Evaluates; returns the state, with the plateau rule updated, or None if asked to stop."""
         assert self.evaluator is not None
         self.pending = True
-        label = None if progress.quiet else f"evaluating step {step:,}, segments"
+        label = f"evaluating step {step:,}, segments" if progress.label else None
         try:
             with spent("evaluation"):
                 scalars = self.evaluator.run(

@@ -121,7 +121,8 @@ def _texts(run: RecordedRun, contexts_NT: np.ndarray, length: int, cleared: bool
     write = jax.jit(functools.partial(_write, run, length, cleared))
     texts: list[str] = []
     state = ", state cleared" if cleared else ""
-    progress = Progress(f"{run.workdir}{state}, continuations", len(contexts_NT), quiet=run.quiet)
+    label = None if run.quiet else f"{run.workdir}{state}, continuations"
+    progress = Progress(label, len(contexts_NT))
     for start in range(0, len(contexts_NT), run.rows):
         part_NT = contexts_NT[start : start + run.rows]
         rows_BT = np.resize(part_NT, (run.rows, part_NT.shape[1]))

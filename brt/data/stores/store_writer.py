@@ -68,7 +68,7 @@ def write_store(
     _remove_unfinished(folder)
     if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
         documents = StreamedDocuments(documents)
-    progress = Progress(str(folder), documents.total, quiet=quiet)
+    progress = Progress(None if quiet else str(folder), documents.total)
     try:
         maker = ShardMaker(folder.absolute(), vocabulary, documents.source)
         runs = documents.runs(key_of(vocabulary, source_description), shard_bytes)
@@ -96,14 +96,14 @@ def write_store(
 
 def _observed(shards: Iterator[tuple[bool, dict]], progress: Progress) -> list[dict]:
     summaries = []
-    done = size = 0
+    done = found = size = 0
     for is_new, summary in shards:
         summaries.append(summary)
         done += summary["documents"]
         size += summary["bytes"] * is_new
-        progress.start += summary["documents"] * (not is_new)
+        found += summary["documents"] * (not is_new)
         seconds = max(time.monotonic() - progress.begun, 1e-9)
-        speed = f"{(done - progress.start) / seconds:.3g} documents/s"
+        speed = f"{(done - found) / seconds:.3g} documents/s"
         progress.update(done, speed=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
     return sorted(summaries, key=lambda summary: summary["number"])
 
