@@ -77,16 +77,6 @@ def test_the_first_segment_is_that_of_the_layer_alone(memory):
     assert (cache.segments.tokens_BZ == np.array([0, 3 * W])).all()
 
 
-def test_the_state_goes_on_and_the_last_ends_are_kept():
-    x_BTD = inputs(4 * W)
-    _, cache, _ = quick_jit(run_of(memory_of(most=2)))(x_BTD)
-    for slot, tokens in enumerate((3 * W, 4 * W)):
-        _, alone, _ = quick_jit(run_of(memory_of(most=2).memory))(x_BTD[:, :tokens])
-        kept = cache.segments.states_BZHKK[:, slot]
-        np.testing.assert_allclose(kept, alone.matrix_BHKK, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(cache.memory.matrix_BHKK, cache.segments.states_BZHKK[:, -1])
-
-
 @pytest.mark.parametrize("most", [3, 6])
 def test_carried_bytes_grow_with_the_states_kept(most):
     memory = nnx.eval_shape(lambda: CachedStates(OneKey(), SIZES, W, most=most))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tiny_models import OneKey, quick_jit
 
 from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
-from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.sizes import Sizes
 
 H, K = 2, 4
@@ -91,23 +90,6 @@ def test_dense_is_exact_with_as_many_neighbours_as_slots():
         close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
         jax.tree.map(close, *map(nnx.to_pure_dict, (slope, other)))
         caches = after
-
-
-@pytest.mark.parametrize("search", ["exact", "bucketed", "dense"])
-def test_nothing_is_found_in_the_first_block_and_slots_count(search):
-    memory = memory_of(size=16, neighbours=2, search=search)
-    q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
-    scale_H = jnp.ones(H)
-    search = quick_jit(memory.search_memory)
-    found = search(ring(1, 16), LayerTokens(None, q, k, v, scale_H))
-    assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
-    # One filled slot next to an empty one: weights exp(q.k) and exp(0), values v and 0.
-    lone = memory_of(window=1, size=2, neighbours=2, search="exact")
-    cache = lone.write(ring(1, 2), k[:, :1], v[:, :1])
-    token = LayerTokens(None, q[:, :1], k[:, :1], v[:, :1], scale_H)
-    (found,) = lone.search_memory(cache, token)[0]
-    weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
-    np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -181,18 +181,6 @@ def test_blocks_keep_the_digits_of_their_type(kind, options, dtype, blocks, tole
     np.testing.assert_allclose(np.float64(ours[0]), theirs, rtol=0, atol=tolerance)
 
 
-def test_rows_keep_their_lengths_and_a_document_its_start():
-    memory = memory_of(hidden_size=5)
-    tokens, attended = tokens_of(memory, 8)
-    _, cache = read_blocks(memory, tokens, attended, 4)
-    lengths = lact.row_lengths(cache.weights)
-    for ours, first in zip(lengths, memory.prepare("float32"), strict=True):
-        np.testing.assert_allclose(ours, jnp.broadcast_to(first, ours.shape), rtol=1e-3)
-    empty = memory.init_cache(2, "float32")
-    for ours, first in zip(empty.weights, (memory.gate_HNK, memory.up_HNK, memory.down_HKN)):
-        np.testing.assert_array_equal(ours, jnp.stack([first[...]] * 2))
-
-
 def test_without_momentum_the_cache_is_the_weights_alone():
     with_momentum, without = (
         sum(x.size for x in jax.tree.leaves(memory_of(momentum=m).init_cache(1, "float32")))
