@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 from tiny_models import OneKey, equations_of, leaves_close, quick_jit, randomised
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.layers.losses import token_losses
 from brt.models.transformer_xl import adaptive_embedding
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
@@ -89,17 +88,6 @@ def test_losses_make_no_array_of_tokens_times_vocabulary(monkeypatch):
     equations = equations_of(jax.make_jaxpr(jax.grad(loss))(params, x, targets).jaxpr)
     largest = max(out.aval.size for equation in equations for out in equation.outvars)
     assert 4 * 4990 <= largest < 100 * 4990
-
-
-def test_one_bin_is_a_plain_table_times_the_root_of_the_width():
-    model = built()
-    tokens_BT = np.array([[0, 5, BEGIN, V - 1]])
-    rows = [*model.bins[0].table_VE[...][np.array([0, 5])], model.begin_D[...]]
-    rows.append(model.bins[0].table_VE[V - 1])
-    np.testing.assert_allclose(model(tokens_BT, "float32")[0], np.stack(rows) * D**0.5, atol=1e-6)
-    x_BTD, _ = outputs()
-    plain = x_BTD @ model.bins[0].table_VE[...].T + model.bins[0].bias_V[...]
-    np.testing.assert_allclose(model.logits(x_BTD), plain, atol=1e-5)
 
 
 @every_case
