@@ -1,5 +1,7 @@
 """The whole model: embedding and logits, settings, memory for time."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,13 @@ def test_the_gradient_that_reaches_each_memory_is_reported(name, expected):
         ),
         (dict(recurrent_layers=(0, -4)), r"BlockRecurrentTransformer\.recurrent_layers.*layer -4"),
         (dict(feedback=True), r"BlockRecurrentTransformer\.feedback = True.*recurrent_layers"),
+        (
+            dict(
+                recurrent_layers=(1,),
+                cell=functools.partial(RecurrentCell, order="sequential", arrangement="single"),
+            ),
+            r"RecurrentCell\.order.*single",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_name_of_its_binding(settings, message):

@@ -60,12 +60,15 @@ def test_matrices_begin_with_variance_one_over_their_input():
         assert (scale[...] == 1).all()
 
 
-def test_metrics_report_the_size_of_states_and_the_share_kept():
-    layer, x_BTD = random_layer(recurrent=(0,), gate="fixed", arrangement="skip"), draw(B, W, D)
-    layer.cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(4.0))
-    _, cache, metrics = read(layer, x_BTD)
+@pytest.mark.parametrize(("arrangement", "kept"), [("skip", 0.8), ("dual", 0.65)])
+def test_metrics_report_the_size_of_states_and_the_share_kept(arrangement, kept):
+    layer = random_layer(recurrent=(0,), gate="fixed", arrangement=arrangement)
+    layer.cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(4.0))  # keeps 4/5
+    if arrangement == "dual":
+        layer.cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
+    _, cache, metrics = read(layer, draw(B, W, D))
     assert set(metrics) == {"kept", "state_norm", "state_share"}
-    np.testing.assert_allclose(metrics["kept"], 0.8, rtol=1e-6)
+    np.testing.assert_allclose(metrics["kept"], kept, rtol=1e-6)
     (states,) = cache.memories
     rms = np.sqrt(np.mean(np.square(np.asarray(states.states_BSD, np.float64))))
     np.testing.assert_allclose(metrics["state_norm"], rms, rtol=1e-5)
