@@ -45,7 +45,7 @@ def last_weights(name, tokens_NBT):
 
 
 @every_model
-def test_weights_of_visible_keys_sum_to_one(name):
+def test_weights_are_the_softmax_of_the_terms_of_visible_keys(name):
     model = built(name)[0]
     assert isinstance(model, ShowsAttention)
     layout = model.attention_layout(T)
@@ -57,10 +57,16 @@ def test_weights_of_visible_keys_sum_to_one(name):
     relative = name not in ("no memory", "learned")
     for weights_BHXJ, terms in zip(found.weights, found.terms):
         assert weights_BHXJ.shape == (B, 2, X, J)
-        hidden = ~np.asarray(found.visible_BXJ)[:, None]
-        np.testing.assert_allclose(np.asarray(weights_BHXJ).sum(-1), 1, atol=1e-12)
-        assert (np.where(hidden, weights_BHXJ, 0) == 0).all()
         assert list(terms) == (list("abcd") if relative else [])
+        visible = np.asarray(found.visible_BXJ)[:, None]
+        if relative:
+            scores = np.where(visible, sum(terms.values()), -np.inf)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            np.testing.assert_allclose(weights_BHXJ, weights, rtol=0, atol=1e-12)
+        else:
+            np.testing.assert_allclose(np.asarray(weights_BHXJ).sum(-1), 1, atol=1e-12)
+            assert (np.where(visible, 0, weights_BHXJ) == 0).all()
 
 
 @every_model
@@ -97,13 +103,16 @@ def test_a_cached_key_changes_with_its_own_token_only(name):
     assert found == set(np.flatnonzero(is_token)) and len(found) >= 5
 
 
-def test_weights_come_with_the_logits_of_the_segment():
+@pytest.mark.parametrize(
+    "settings",
+    [XL | dict(memory_length=6), LEARNED | dict(memory_length=3, published_artefacts=True)],
+)
+def test_weights_come_with_the_logits_of_the_segment(settings):
     """Also in a model that adds positions as the released code does, once more to the cache."""
-    settings = dict(num_layers=2, memory_length=3, published_artefacts=True)
-    model = random_model("txl_same_length", **LEARNED | settings).for_segments(T)
+    model = random_model("txl_same_length", 1, "float64", num_layers=2, **settings).for_segments(T)
     tokens = np.random.default_rng(0).integers(0, V, (2, B, T)).astype(np.int32)
     read, draw = quick_jit(model.__call__), quick_jit(model.attention_weights)
     caches = read(tokens[0], model.init_caches(B))[1]
     _, logits, after = draw(tokens[1], caches)
-    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
     jax.tree.map(close, (logits, after), read(tokens[1], caches))

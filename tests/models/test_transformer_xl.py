@@ -161,24 +161,6 @@ def test_a_longer_memory_at_evaluation_keeps_the_parameters():
     assert np.abs(first[:, 4:] - second[:, 4:]).max(axis=(0, 2)).min() > 0
 
 
-def test_drawing_attention_changes_nothing_and_shows_weights():
-    model, ids = txl(memory_length=6), tokens(2 * SEGMENT)
-    _, caches = read(model, ids[:, :SEGMENT], [SEGMENT])
-    draw = quick_jit(lambda *given: model.attention_weights(*given))
-    found, logits, after = draw(ids[:, SEGMENT:], caches)
-    expected, expected_after = read_segment(model, ids[:, SEGMENT:], NONE, caches)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
-    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(expected_after), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
-    assert len(found.weights) == len(found.terms) == len(model.layers)
-    visible = np.asarray(model.visible(caches, SEGMENT))[:, None]
-    for weights_BHTJ, terms in zip(found.weights, found.terms):
-        scores = np.where(visible, sum(terms.values()), -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        np.testing.assert_allclose(weights_BHTJ, weights, rtol=0, atol=1e-12)
-
-
 def test_parameters_begin_as_published():
     settings = dict(WIDTHS, width=128, num_heads=4, head_size=32, feed_forward_size=256)
     settings |= dict(vocabulary_size=900, cutoffs=(300,), div_val=2, memory_length=4, num_layers=2)
