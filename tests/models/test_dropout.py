@@ -139,10 +139,10 @@ def test_the_input_of_the_logits_is_dropped():
     assert (kept[0] == kept[1]).all()
 
 
-@pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells"])
+@pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells", "lstm", "qrnn"])
 def test_rate_and_key_do_nothing_without_each_other(name):
-    with_rate = random_model(name, dropout=0.5, num_layers=2, recurrent_layers=(1,))
-    without = random_model(name, num_layers=2, recurrent_layers=(1,))
+    stack = {} if name in ("lstm", "qrnn") else dict(num_layers=2, recurrent_layers=(1,))
+    with_rate, without = (random_model(name, dropout=rate, **stack) for rate in (0.5, 0.0))
     jax.tree.map(np.testing.assert_array_equal, parameters(with_rate), parameters(without))
     tokens_BT, caches = jnp.arange(16).reshape(2, 8), without.init_caches(2)
     traces = [
@@ -152,5 +152,6 @@ def test_rate_and_key_do_nothing_without_each_other(name):
     for trace in traces:
         assert "random_bits" not in trace
     assert traces[0] == traces[2]
-    trained = str(jax.make_jaxpr(with_rate)(tokens_BT, caches, KEY))
-    assert "random_bits" in trained
+    read = quick_jit(with_rate.__call__)
+    one, other = (read(tokens_BT, caches, jax.random.key(n))[0] for n in range(2))
+    assert not np.array_equal(one, other)

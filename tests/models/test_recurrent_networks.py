@@ -10,8 +10,6 @@ from tiny_models import quick_jit, wide_types  # noqa: F401
 
 from brt.models.recurrent_networks import pooled
 
-both = pytest.mark.parametrize("name", ["lstm", "qrnn"])
-
 
 def test_pooling_is_the_elementwise_recurrence_and_its_gradient():
     keep, add = np.random.default_rng(1).uniform(-1, 1, (2, 2, 9, 3))
@@ -48,19 +46,6 @@ def test_loops_contain_only_products_with_the_last_output():
         x_BTD = jnp.zeros((2, SEGMENT, 12), jnp.float32)
         jaxpr = jax.make_jaxpr(lambda x, m=model: m.stack(x, m.init_caches(2))[0])(x_BTD)
         assert inside(jaxpr.jaxpr, False) == expected
-
-
-@both
-def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
-    model = random_model(name, dropout=0.5)
-    tokens = jnp.zeros((2, 5), jnp.int32)
-    read = quick_jit(lambda key: model(tokens, model.init_caches(2), key)[0])
-    one, other = (read(jax.random.key(n)) for n in range(2))
-    assert not np.array_equal(one, other)
-    plain, undropped = (
-        quick_jit(lambda m=m: m(tokens, m.init_caches(2))[0])() for m in (model, random_model(name))
-    )
-    np.testing.assert_array_equal(plain, undropped)
 
 
 def test_a_mesh_must_divide_every_bin_or_is_refused():
