@@ -5,8 +5,6 @@ import os
 import time
 from pathlib import Path
 
-from paths import ROOT
-
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Every compiled program, however small, is cached for other tests and processes.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/brt/tests"))
@@ -15,7 +13,6 @@ os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import functools
 import gc
-import importlib
 
 import gin
 import jax
@@ -35,7 +32,6 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 # Programs are many small objects: looking through them as often as usual takes a tenth of the time.
 gc.set_threshold(100_000, 20, 20)
 
-SCRIPTS = ROOT / "scripts"
 KEPT_SECONDS = 14 * 24 * 3600
 
 
@@ -115,8 +111,8 @@ def store_of(tmp_path_factory):
 @pytest.fixture
 def check(monkeypatch, tmp_path):
     """Runs scripts/check_recording.py on recordings, files or dictionaries; its exit status."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("check_recording")
+    import check_recording as script
+
     compare, compared = script.check, []
 
     def counted(*arguments):

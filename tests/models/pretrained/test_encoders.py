@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from marking import slow
+from recordings.pretrained_errors import bound, split_with, widened
 from tiny_encoder_folders import CONFIGS, T5_GATED, make
 
 from brt.pretrained.backbone_layer import Extra, Reads
@@ -18,7 +19,6 @@ from brt.pretrained.encoders.t5_layers import two_sided_buckets
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.reader import whole_names
 from brt.token_ids import PADDING
-from brt.training.checkpoints.parameters import merged
 
 BODIES = {"bert": BERT, "roberta": RoBERTa, "deberta": DeBERTa, "t5": T5}
 ENCODERS = [name for name in CONFIGS if not name.startswith("t5")]
@@ -38,12 +38,8 @@ def body_class(name):
 
 def loaded(module, names, folder):
     """The module with the folder's parameters, in float64."""
-    graph, state = nnx.split(module, nnx.Param)
-    params = merged(nnx.to_pure_dict(state), names.read(HubFolder(str(folder))))
-    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), "float64"), params)
-    flat = jax.tree_util.tree_leaves_with_path(params)
-    flat = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
-    return nnx.merge(graph, nnx.from_flat_state(flat))
+    graph, params = split_with(module, names.read(HubFolder(str(folder))))
+    return bound(graph, widened(params))
 
 
 def body_of(name, folder):

@@ -1,14 +1,13 @@
 """What brt writes as a folder: plain transformers opens it, where it is installed; so does brt."""
 
 import functools
-import importlib
 
+import check_export
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from marking import slow
-from paths import SCRIPTS
 from safetensors.numpy import load_file
 from tiny_encoder_folders import CONFIGS as ENCODER_CONFIGS
 from tiny_folders import make_folder
@@ -86,25 +85,23 @@ def exported(model, tmp_path):
     return folder, params
 
 
-def check(folder, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("check_export")
-    python = script.python_with_transformers()
+def check(folder):
+    python = check_export.python_with_transformers()
     if python is None:
         pytest.skip("no torch and transformers here; BRT_TRANSFORMERS_PYTHON names a Python with")
     with jax.default_matmul_precision("highest"):
-        assert script.error(folder, python) < script.TOLERANCE
+        assert check_export.error(folder, python) < check_export.TOLERANCE
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_transformers_reads_the_same_logits_from_an_export(name, tmp_path, monkeypatch):
+def test_transformers_reads_the_same_logits_from_an_export(name, tmp_path):
     model = PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name])
-    check(exported(model, tmp_path)[0], monkeypatch)
+    check(exported(model, tmp_path)[0])
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path, monkeypatch):
-    check(exported(reader(name), tmp_path)[0], monkeypatch)
+def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path):
+    check(exported(reader(name), tmp_path)[0])
 
 
 QUICK = "bert labels", "deberta spans", "t5 words"

