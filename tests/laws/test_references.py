@@ -25,7 +25,7 @@ from tiny_models import parameters, plain, read_segment
 
 from brt.data.vocabularies.base import BEGIN
 
-QUICK = (*QUICK_PRETRAINED, "gpt2_pooled_attention", "llama_rec")
+QUICK = (*QUICK_PRETRAINED, "gpt2_pooled_attention", "llama_pooled", "llama_rec")
 """Architectures around pretrained bodies that are compared with every run of the tests."""
 TOLERANCE = 1e-9
 """Of the largest logit."""

@@ -171,10 +171,10 @@ def sliding(cell=False, **settings):
 
 
 def llama_pooled():
-    """An entry of pooled recurrence between windows of a Llama."""
-    memory = functools.partial(PooledMemory, layer_index=1, hidden=(8, 6))
+    """An entry of pooled recurrence between windows of a Llama, of maxima."""
+    memory = functools.partial(PooledMemory, layer_index=1, hidden=(8, 6), pooling="max")
     model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
-    transcribed = dict(overlap=3, pooled_layer=2, activation="silu")
+    transcribed = dict(overlap=3, pooled_layer=2, pooling="max", activation="silu")
     return llama(model, transcribed, dict(biases="heads", tied=True), cleared=(1,))
 
 
