@@ -69,6 +69,23 @@ with jax.set_mesh(mesh):
 assert flops == 7 * 2 * B * 2 * W * H * K * (S or W + frame)
 """
 
+DELTA = """
+T, H, K = sizes
+heads = Heads(H, K)
+
+def step(weights, *args):
+    rule = lambda matrix, *inputs: gpu_delta.delta_rule(heads, dtype, matrix, inputs)
+    found, backward = jax.vjp(rule, *args)
+    return found, backward(weights)
+
+matrix, x, numbers = of(B, H, K, K), of(B, T, H, K), of(B, T, H)
+with jax.set_mesh(mesh):
+    assert not gpu_delta.misfit(heads, T, dtype)
+    flops = flops_of_kernels(step, (matrix, x), matrix, x, x, x, x, numbers)
+# The plan of a step counts products with the matrix, three in each pass and three for gradients.
+assert flops > 9 * 2 * B * T * H * K**2
+"""
+
 
 class Compiled(NamedTuple):
     """shared: bytes a block. registers: of a thread. spilled: bytes of them in memory."""
@@ -80,12 +97,11 @@ class Compiled(NamedTuple):
     ptx: str
 
 
-def compiled(name, *given, folder, program=ATTENTION, names="window|states"):
+def compiled(name, program, *given, folder):
     """Compiles both passes for a card, and reads what XLA wrote about the kernels.
 
     Args:
         given: sizes, a dtype and an option of the program, which follows HEAD.
-        names: beginnings of kernels' names.
 
     Returns: {name: Compiled}; all blocks fit into the card's shared memory.
     """
@@ -99,7 +115,7 @@ def compiled(name, *given, folder, program=ATTENTION, names="window|states"):
     command = [sys.executable, "-c", HEAD + program, json.dumps([name, *given])]
     subprocess.run(command, env=environment, check=True, timeout=600)
     (steps,) = folder.glob("*.thunk_sequence.txt")
-    line = rf"((?:{names})_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
+    line = r"((?:window|states|delta)_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
     sizes_of = {name: (int(n), int(m)) for name, n, m in re.findall(line, steps.read_text())}
     kernels = {}
     for path in folder.glob("*.ptx"):
@@ -124,15 +140,6 @@ def registers(card, path):
     return int(used), int(re.search(r"(\d+) bytes spill stores", report)[1])
 
 
-def check_each(kernels, count):
-    assert len(kernels) == count
-    for kernel in kernels.values():
-        assert not kernel.spilled
-        assert re.search(r"\b(wgmma|tcgen05|mma)\.", kernel.ptx)
-        # Sums in an order that is not fixed would differ between runs.
-        assert not re.search(r"\b(atom|red)\.", kernel.ptx)
-
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -141,11 +148,26 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("states", [0, 512])
+@pytest.mark.parametrize(
+    ("program", "sizes", "count"),
+    [
+        (ATTENTION, (512, 0, 8, 128), 4),
+        (ATTENTION, (512, 512, 8, 128), 3),
+        (DELTA, (512, 8, 128), 4),
+    ],
+    ids=["window", "states", "delta"],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_published_sizes_fit_without_spills_or_atomic_operations(name, states, tmp_path):
-    kernels = compiled(name, (512, states, 8, 128), "bfloat16", 0.1, folder=tmp_path)
-    check_each(kernels, 3 if states else 4)
+def test_published_sizes_fit_without_spills_or_atomic_operations(
+    name, program, sizes, count, tmp_path
+):
+    kernels = compiled(name, program, sizes, "bfloat16", 0.1, folder=tmp_path)
+    assert len(kernels) == count
+    for kernel in kernels.values():
+        assert not kernel.spilled
+        assert re.search(r"\b(wgmma|tcgen05|mma)\.", kernel.ptx)
+        # Sums in an order that is not fixed would differ between runs.
+        assert not re.search(r"\b(atom|red)\.", kernel.ptx)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +181,13 @@ def test_published_sizes_fit_without_spills_or_atomic_operations(name, states, t
         ((512, 16, 8, 64), "bfloat16", 0.1),
         ((48, 2048, 4, 256), "bfloat16", 0.0),
         ((512, 1024, 1, 128), "float32", 0.0),
+        ((128, 2, 32), "bfloat16", None),
+        ((128, 2, 256), "bfloat16", None),
+        ((128, 2, 64), "float32", None),
+        ((100, 2, 128), "float32", None),
+        ((100, 2, 256), "float32", None),
     ],
 )
 def test_other_sizes_compile_for_a_small_card(sizes, dtype, rate, tmp_path):
-    assert compiled("4090", sizes, dtype, rate, folder=tmp_path)
+    program = DELTA if rate is None else ATTENTION
+    assert compiled("4090", program, sizes, dtype, rate, folder=tmp_path)
