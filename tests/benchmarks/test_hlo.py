@@ -1,13 +1,11 @@
-"""The reader of compiled programs, on a manually written program and on programs of the CPU."""
+"""The reader of compiled programs, on manually written ones.
+
+Tests of collectives, scopes and time (test_collectives.py, test_ring_laws.py) read the CPU's.
+"""
 
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
-from tiny_models import quick_jit
-from tiny_run import mesh_of
 
 from brt.benchmarks import hlo, hlo_costs
 
@@ -210,45 +208,3 @@ def test_groups_of_devices_are_read_in_every_form_with_axes(program):
     assert hlo_costs.device_groups(form) == ((0, 2), (1, 3))
     with pytest.raises(ValueError, match="device groups"):
         hlo_costs.device_groups("replica_groups=unknown")
-
-
-def sharded(mesh, axes):
-    return NamedSharding(mesh, PartitionSpec(*axes))
-
-
-def compiled_loop(inside):
-    """The CPU's program for four devices: a scan of five steps that multiply by a divided
-    matrix, which changes at every step, or is gathered whole before the loop."""
-    mesh = mesh_of(4, 1)
-    whole = sharded(mesh, ())
-
-    def gather(w_DD):
-        return jax.lax.with_sharding_constraint(w_DD, whole)
-
-    def run(x_BD, w_DD):
-        @jax.named_scope("states")
-        def step(carry, _):
-            x_BD, w_DD = carry
-            x_BD = jnp.tanh(x_BD @ (gather(w_DD) if inside else w_DD))
-            return (x_BD, jnp.sin(w_DD) if inside else w_DD), None
-
-        with jax.named_scope("layer0"):
-            w_DD = w_DD if inside else gather(w_DD)
-            return jax.lax.scan(step, (x_BD, w_DD), None, length=5)[0][0]
-
-    shapes = (
-        jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=whole),
-        jax.ShapeDtypeStruct((32, 32), jnp.float32, sharding=sharded(mesh, ("fsdp",))),
-    )
-    with jax.set_mesh(mesh):
-        compiled = quick_jit(run, out_shardings=whole).lower(*shapes).compile()
-    return hlo.parse(compiled.as_text())
-
-
-def test_a_gather_at_every_step_is_told_from_one_before_the_loop():
-    (inside,) = hlo_costs.collectives(compiled_loop(inside=True))
-    assert (inside.kind, inside.bytes, inside.times) == ("all-gather", 32 * 32 * 4, 5)
-    assert len(inside.loops) == 1 and inside.scope == "layer0/states"
-    assert hlo_costs.axes_of(inside.groups, {"data": 4, "model": 1}) == ("data",)
-    (before,) = hlo_costs.collectives(compiled_loop(inside=False))
-    assert (before.kind, before.bytes, before.times, before.loops) == ("all-gather", 4096, 1, ())
