@@ -16,7 +16,6 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import LayerNorm
 from brt.models.ops import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
@@ -32,6 +31,7 @@ from recordings.pretrained_errors import (
     bound,
     config_of,
     folder_of,
+    mean_loss,
     split_with,
 )
 
@@ -108,10 +108,6 @@ def number_of_labels(body: Encoder) -> int:
     return folder.tensors[f"{body.classes_names.output}.weight"].shape[0]
 
 
-def mean(nats: jax.Array, scored: np.ndarray) -> jax.Array:
-    return jnp.where(jnp.asarray(scored), nats, 0.0).sum() / scored.sum()
-
-
 def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, dict, dict]:
     ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
     real_BT = jnp.asarray(recording["attention_mask"] == 1)
@@ -125,22 +121,20 @@ def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, dict
     last_BTD = reading.outputs[-1]
     if isinstance(model.head, ClassesHead):
         logits_BN = model.head(last_BTD[:, 0])
-        labels_B = recording["labels"]
-        nats_B1 = token_losses(logits_BN[:, None], jnp.asarray(labels_B[:, None], jnp.int32))[0]
-        return nats_B1.mean(), states, {"logits": logits_BN}
+        labels_B1 = recording["labels"][:, None]
+        loss = mean_loss(logits_BN[:, None], labels_B1, np.ones(labels_B1.shape, bool))
+        return loss, states, {"logits": logits_BN}
     if isinstance(model.head, WordsHead):
         logits_BTV = model.head(last_BTD, model.body.embedding_VD)
-        labels_BT = recording["labels"]
-        targets_BT = jnp.asarray(np.maximum(labels_BT, 0), jnp.int32)
-        nats_BT = token_losses(logits_BTV, targets_BT)[0]
-        return mean(nats_BT, labels_BT != -100), states, {"logits": logits_BTV}
+        loss = mean_loss(logits_BTV, recording["labels"], recording["labels"] != -100)
+        return loss, states, {"logits": logits_BTV}
     found = dict(zip(("start_logits", "end_logits"), model.head(last_BTD), strict=True))
     losses = []
     for key, place in (("start_logits", "start_positions"), ("end_logits", "end_positions")):
         places_B = recording[place]
-        inside_B = places_B < ids_BT.shape[1]
-        targets_B1 = jnp.asarray(np.where(inside_B, places_B, 0)[:, None], jnp.int32)
-        losses.append(mean(token_losses(found[key][:, None], targets_B1)[0][:, 0], inside_B))
+        inside_B1 = (places_B < ids_BT.shape[1])[:, None]
+        targets_B1 = np.where(inside_B1, places_B[:, None], 0)
+        losses.append(mean_loss(found[key][:, None], targets_B1, inside_B1))
     of_first, of_last = losses
     return (of_first + of_last) / 2, states, found
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.layers.losses import token_losses
 from brt.pretrained.backbone_layer import HIDDEN, Seen
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.folder import HubFolder
@@ -27,6 +26,7 @@ from recordings.pretrained_errors import (
     config_of,
     folder_of,
     is_sharp,
+    mean_loss,
     split_with,
 )
 
@@ -46,14 +46,6 @@ def outputs(body: Decoder, recording: Mapping[str, Any]) -> dict[str, jax.Array]
     return hidden | {"logits": body.logits(found.outputs[-1])}
 
 
-def mean_loss(logits_BTV: jax.Array, labels_BT: np.ndarray) -> jax.Array:
-    """Returns the mean over the scored labels, labels[:, 1:] that are not -100."""
-    targets_BT = jnp.asarray(np.maximum(labels_BT[:, 1:], 0), jnp.int32)
-    scored_BT = jnp.asarray(labels_BT[:, 1:] != -100)
-    nats_BT = token_losses(logits_BTV[:, :-1], targets_BT)[0]
-    return jnp.where(scored_BT, nats_BT, 0.0).sum() / scored_BT.sum()
-
-
 def decoder_errors(recording: Mapping[str, Any]) -> Found:
     """Compares a decoder, without a memory, with a recording."""
     folder = folder_of(recording)
@@ -61,9 +53,11 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     body = body_of(folder)(nnx.Rngs(0))
     graph, params = split_with(body, body.names().read(HubFolder(folder)))
 
+    labels_BT = recording["labels"][:, 1:]
+
     def read(params, dtype):
         values = outputs(bound(graph, params, dtype), recording)
-        loss = mean_loss(values["logits"], recording["labels"])
+        loss = mean_loss(values["logits"][:, :-1], labels_BT, labels_BT != -100)
         return loss, values | {"loss": loss}
 
     at = dict.fromkeys(("hidden_states", "logits"), recording["attention_mask"] == 1)

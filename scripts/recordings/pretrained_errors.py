@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from brt.bindings.registry import configurable_class
+from brt.models.layers.losses import token_losses
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.source import READ_BY
 from brt.training.checkpoints.parameters import merged
@@ -118,6 +119,12 @@ class Found:
                 self.add(f"{name} of 0", error, NO_GRADIENT)
             else:
                 self.add(name, error / largest, self.gradients)
+
+
+def mean_loss(logits_BTV: jax.Array, targets_BT: np.ndarray, scored_BT: np.ndarray) -> jax.Array:
+    """Returns the mean over the scored targets; the others may be negative."""
+    nats_BT = token_losses(logits_BTV, jnp.asarray(np.maximum(targets_BT, 0), jnp.int32))[0]
+    return jnp.where(jnp.asarray(scored_BT), nats_BT, 0.0).sum() / scored_BT.sum()
 
 
 def config_of(recording: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.layers.losses import token_losses
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
-from recordings.pretrained_errors import SMALLEST, Found, bound, folder_of, split_with
+from recordings.pretrained_errors import SMALLEST, Found, bound, folder_of, mean_loss, split_with
 
 
 def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -27,10 +26,7 @@ def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str
     decoded = body.decode(words_BW, reading.outputs[-1], real_BT)
     states = {"encoder": [x_BTD, *reading.outputs], "decoder": decoded}
     logits_BWV = body.word_logits(decoded[-1])
-    labels_BW = recording["labels"]
-    nats_BW = token_losses(logits_BWV, jnp.asarray(np.maximum(labels_BW, 0), jnp.int32))[0]
-    scored_BW = jnp.asarray(labels_BW != -100)
-    loss = jnp.where(scored_BW, nats_BW, 0.0).sum() / scored_BW.sum()
+    loss = mean_loss(logits_BWV, recording["labels"], recording["labels"] != -100)
     hidden = {
         f"{half}_hidden_states/{i}": values
         for half, layers in states.items()
