@@ -1,14 +1,11 @@
-"""Memory, a roofline of the time, and collectives of a training step compiled for NVIDIA GPUs."""
+"""A roofline of the time, and collectives, of a training step compiled for NVIDIA GPUs."""
 
 from collections import Counter
 from typing import Any
 
-import jax
-
 from brt.benchmarks import hlo, hlo_costs
-from brt.benchmarks.gpus import Card, Gpus
+from brt.benchmarks.gpus import Card
 from brt.benchmarks.roofline import ATTENTION, TRITON, Kernel, Kernels
-from brt.training.records.metrics import compiled_bytes
 
 PRODUCTS = 0.70
 """Share of the card's peak in matrix products."""
@@ -45,19 +42,6 @@ def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
         "products": products,
         "memory": kernel.bytes / (BANDWIDTH * card.bandwidth),
         "launches": LAUNCH,
-    }
-
-
-def step_figures(compiled: jax.stages.Compiled, flops: float, gpus: Gpus) -> dict[str, Any]:
-    """Returns the figures of a compiled step, of one card."""
-    plan: Any = compiled.memory_analysis()
-    size = compiled_bytes(compiled) or 0
-    return {
-        "fits": size <= gpus.chip.usable_bytes,
-        "hbm_bytes": size,
-        "argument_bytes": plan.argument_size_in_bytes,
-        "temporary_bytes": plan.temp_size_in_bytes,
-        **program_figures(hlo.parse(compiled.as_text() or ""), flops, gpus.chip),
     }
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import AxisType
 
 from brt.benchmarks import gpu_steps, hlo, hlo_costs, kernels, memory_budget, topologies
-from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
+from brt.benchmarks.gpus import COMPILER_OPTIONS, Card, Gpus
 from brt.benchmarks.planned_cudnn import cudnn_of
 from brt.benchmarks.slice_tables import across_line, details, heading, line, table
 from brt.benchmarks.timing.steps import stem
-from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
+from brt.benchmarks.topologies import GIB, Target, devices_of
 from brt.experiment import Configuration, Experiment
 from brt.models.mesh_axes import parts
 from brt.reporting.gin_text import read_gin, resolved
@@ -65,7 +65,7 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
     """Compiles an experiment's training step for a slice, and its Pallas kernels alone. Returns
     figures of one chip and one step, for JSON. A step that does not fit (`fits`) on TPUs
     has only its `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to
-    `cycles`. GPUs have the figures of `gpu_steps.step_figures`.
+    `cycles`. GPUs have the figures of `gpu_steps.program_figures`.
     """
     mesh = slice_mesh(experiment, topology)
     chip = topology.chip
@@ -97,12 +97,8 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
         need = float(used[1]) * _UNITS[used[2]]
         return figures | {"fits": False, "hbm_bytes": int(need)} | _seconds(begun)
     figures |= _seconds(begun)
-    if isinstance(topology, Gpus):
-        figures |= gpu_steps.step_figures(compiled, figures["flops"], topology)
-    else:
-        bundles = kernels.kernel_cycles(traced.jaxpr, topology)
-        figures |= {"fits": True}
-        figures |= step_figures(compiled, figures["flops"], topology, bundles)
+    bundles = {} if isinstance(topology, Gpus) else kernels.kernel_cycles(traced.jaxpr, topology)
+    figures |= step_figures(compiled, figures["flops"], topology, bundles)
     if slices > 1:
         grid = slice_grid(trainer.mesh, mesh.size, slices)
         figures["across_slices"] = _across_slices(compiled, grid)
@@ -126,22 +122,27 @@ def _seconds(begun):
 
 
 def step_figures(
-    compiled: jax.stages.Compiled, flops: float, topology: Topology, bundles: dict[str, int]
+    compiled: jax.stages.Compiled, flops: float, topology: Target, bundles: dict[str, int]
 ) -> dict[str, Any]:
     """Returns the figures of a compiled step.
 
-    flops: of one chip, by the model's count. bundles: cycles of Pallas kernels, by name.
+    flops: of one chip, by the model's count. bundles: cycles of a TPU's Pallas kernels, by name.
     """
-    chip = topology.chip
+    chip, size = topology.chip, compiled_bytes(compiled)
     plan: Any = compiled.memory_analysis()
     program = hlo.parse(compiled.as_text() or "")
+    figures: dict[str, Any] = {
+        "fits": not isinstance(chip, Card) or (size or 0) <= chip.usable_bytes,
+        "hbm_bytes": size,
+        "argument_bytes": plan.argument_size_in_bytes,
+        "temporary_bytes": plan.temp_size_in_bytes,
+    }
+    if isinstance(chip, Card):
+        return figures | gpu_steps.program_figures(program, flops, chip)
     cycles = hlo_costs.estimated_cycles(program)
     total = cycles.total + sum(bundles.values())
     seconds = total / chip.clock
-    return {
-        "hbm_bytes": compiled_bytes(compiled),
-        "argument_bytes": plan.argument_size_in_bytes,
-        "temporary_bytes": plan.temp_size_in_bytes,
+    return figures | {
         "compiler_flops": (compiled.cost_analysis() or {}).get("flops"),
         "cycles": total,
         "kernel_cycles": sum(bundles.values()),

@@ -274,7 +274,7 @@ def test_a_step_fits_if_a_card_has_a_tenth_of_its_memory_left():
             temp_size_in_bytes=size - 1000,
         )
         compiled = SimpleNamespace(memory_analysis=lambda: plan, as_text=lambda: PROGRAM)
-        figures = gpu_steps.step_figures(compiled, 1.0, topologies.find("a100"))
+        figures = slices.step_figures(compiled, 1.0, topologies.find("a100"), {})
         assert figures["hbm_bytes"] == size and figures["temporary_bytes"] == size - 1000
         return figures["fits"]
 
