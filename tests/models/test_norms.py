@@ -8,7 +8,7 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models.layers.norms import RMSNorm
-from brt.models.ops import at_least_float32, rms_normed, scaled_heads, unit_heads
+from brt.models.ops import rms_normed, scaled_heads, unit_heads
 
 
 def draw(shape, offset=5.0):
@@ -31,13 +31,6 @@ def test_narrow_vectors_are_rounded_once_at_the_end(function):
     assert found.dtype == jnp.bfloat16
     once = function(x.astype(jnp.float32)).astype(jnp.bfloat16)
     assert (np.asarray(found) == np.asarray(once)).all()
-
-
-def test_wide_never_narrows():
-    assert at_least_float32(jnp.ones(2, jnp.bfloat16)).dtype == jnp.float32
-    assert at_least_float32(jnp.ones(2, jnp.float32)).dtype == jnp.float32
-    with jax.enable_x64(True):
-        assert at_least_float32(jnp.ones(2, jnp.float64)).dtype == jnp.float64
 
 
 def root(total, x):

@@ -1,6 +1,7 @@
-"""The Recurrent Memory Transformer: masks, the carried memory, and refused settings.
+"""The Recurrent Memory Transformer: cuts, the auxiliary loss, operations, and refused settings.
 
-What it computes and how it decodes are laws: of `rmt`, `rmt_txl`, `rmt_reads_cache`, `memtr*`.
+What it sees and computes and how it decodes are laws: of `rmt`, `rmt_txl`, `rmt_reads_cache` and
+`memtr*`.
 """
 
 import numpy as np
@@ -20,7 +21,6 @@ MODELS = {
     "start": dict(num_memory=3, memory_at_end=False),
     "start, cache": dict(num_memory=3, memory_at_end=False, memory_length=4),
 }
-every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def built(**settings):
@@ -30,22 +30,6 @@ def built(**settings):
 
 def tokens(length=T):
     return np.random.default_rng(0).integers(0, V, (B, length)).astype(np.int32)
-
-
-def test_visibility_of_two_memory_tokens_around_three_tokens():
-    # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
-    pattern = """
-        X X . . . . .
-        X X . . . . .
-        X X X . . . .
-        X X X X . . .
-        X X X X X . .
-        X X X X X X X
-        X X X X X X X
-    """
-    expected = np.array([[c == "X" for c in line.split()] for line in pattern.split("\n")[1:-1]])
-    np.testing.assert_array_equal(segment_mask(2, 3), expected)
-    np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
 
 
 @pytest.mark.parametrize("name", ["rmt", "cache"])
@@ -79,7 +63,7 @@ def test_the_auxiliary_loss_is_of_one_more_memory_entry(cutoffs):
     assert added_nats == pytest.approx(expected, rel=1e-9)
 
 
-@every_model
+@pytest.mark.parametrize("name", MODELS)
 def test_operations_are_counted_as_the_mask_has_them(name):
     found = built(**MODELS[name])
     M, S = found.body.memory_length, found.num_memory
