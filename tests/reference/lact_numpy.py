@@ -5,7 +5,7 @@
 """
 
 import numpy as np
-from paper_numpy import sigmoid
+from paper_numpy import MixedMemory, sigmoid
 
 COEFFICIENTS = (
     *((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037)),
@@ -71,13 +71,14 @@ def chunks(first, q_TK, k_TK, v_TV, rates_T, keep_T, length, with_muon):
     return np.array(outputs)
 
 
-class Lact:
+class Lact(MixedMemory):
     """The memory of a layer: of each head a pair of weights and momentum."""
 
     network = staticmethod(network)
 
     def __init__(self, module, momentum=True, muon=False):
-        self.module, self.momentum, self.muon = module, momentum, muon
+        super().__init__(module)
+        self.momentum, self.muon = momentum, muon
 
     def first(self, h):
         return [self.module[name][h] for name in ("gate_HNK", "up_HNK", "down_HKN")]
@@ -86,15 +87,10 @@ class Lact:
         firsts = map(self.first, range(num_heads))
         return [(weights, [np.zeros_like(w) for w in weights]) for weights in firsts]
 
-    def mix(self, heads, Q_WHK, attended_WHK):
-        mixed_WHK = np.zeros_like(attended_WHK)
-        for t, q_HK in enumerate(Q_WHK):
-            for h, (weights, _) in enumerate(heads):
-                y_K = self.network(weights, q_HK[h])
-                y_K = y_K / np.sqrt(np.mean(y_K**2) + 1e-6) * self.module["norm_K"]
-                share = sigmoid(self.module["mix_H"][h])
-                mixed_WHK[t, h] = (1 - share) * attended_WHK[t, h] + share * y_K
-        return mixed_WHK
+    def retrieve(self, heads, h, q_K):
+        weights, _ = heads[h]
+        y_K = self.network(weights, q_K)
+        return y_K / np.sqrt(np.mean(y_K**2) + 1e-6) * self.module["norm_K"]
 
     def after(self, heads, K_WHK, V_WHK, x_WD):
         m, keep_WH = self.module, None

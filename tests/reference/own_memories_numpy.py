@@ -5,23 +5,14 @@ import paper_numpy
 from paper_numpy import sigmoid
 
 
-class Gradient:
+class Gradient(paper_numpy.MixedMemory):
     """Of each head the gradient of half the squared errors, averaged over the block."""
-
-    def __init__(self, module):
-        self.module = module
 
     def begin(self, num_heads, head_size):
         return np.zeros((num_heads, head_size, head_size))
 
-    def mix(self, old_HKK, Q_WHK, attended_WHK):
-        mixed_WHK = np.zeros_like(attended_WHK)
-        for t, q_HK in enumerate(Q_WHK):
-            for h, b in enumerate(self.module["mix_H"]):
-                share = sigmoid(b)
-                found_K = q_HK[h] @ old_HKK[h]
-                mixed_WHK[t, h] = (1 - share) * attended_WHK[t, h] + share * found_K
-        return mixed_WHK
+    def retrieve(self, old_HKK, h, q_K):
+        return q_K @ old_HKK[h]
 
     def after(self, old_HKK, K_WHK, V_WHK, x_WD):
         new_HKK = old_HKK.copy()

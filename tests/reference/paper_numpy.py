@@ -305,6 +305,21 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+class MixedMemory:
+    """A memory of one layer that each head mixes with its attention; `retrieve` is a subclass's."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def mix(self, memory, Q_THK, attended_THK):
+        mixed_THK = np.zeros_like(attended_THK)
+        for t, q_HK in enumerate(Q_THK):
+            for h, b in enumerate(self.module["mix_H"]):
+                share, found_K = sigmoid(b), self.retrieve(memory, h, q_HK[h])
+                mixed_THK[t, h] = (1 - share) * attended_THK[t, h] + share * found_K
+        return mixed_THK
+
+
 class Reader:
     """Reads documents of one row.
 
