@@ -14,7 +14,6 @@ from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
 from brt.data.token_scores import Score, Sums, TokenScores
-from brt.evaluation.diagonal import DiagonalReader
 from brt.evaluation.free_running import FreeRunning, SampleDecoder
 from brt.evaluation.labels.scores import label_score
 from brt.evaluation.scores import StoreSums, TokenSums
@@ -36,11 +35,10 @@ class Evaluator:
         self.store = store
         rows, T = experiment.evaluated_shape
         self.segment_length = T
-        sizes = experiment, mesh, rows, T
-        self.reader = (
-            DiagonalReader(*sizes)
-            if evaluation.segments_together > 1
-            else SegmentReader(*sizes, answers=trainer.stream == "labelled")
+        self.reader = SegmentReader(
+            *(experiment, mesh, rows, T),
+            answers=trainer.stream == "labelled",
+            together=evaluation.segments_together,
         )
         self.stream = evaluation_pass(
             *(trainer.stream, store, rows, T, evaluation.stride),

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Segment
 from brt.data.token_scores import TokenScores
+from brt.evaluation.diagonal import Together, diagonal_step
 from brt.experiment import Experiment
 from brt.host.progress import Progress
 from brt.models.caches import clear_state, select_rows, with_state
@@ -46,13 +47,14 @@ def reading_step(
     experiment: Experiment,
     rows: int,
     segment_length: int,
-    entropy: bool = False,
-    answers: bool = False,
+    entropy: bool,
+    answers: bool,
+    together: int,
 ) -> tuple[Callable[[Any], tuple], Callable[..., tuple[tuple, dict[str, jax.Array]]]]:
-    """Returns `init(params)`, the empty caches, and `step`, which runs one segment.
+    """Returns `init(params)`, the empty caches, and `step`, which runs K segments.
 
     step(params, caches, batch, replaced, reading_B, neighbours_B, state) returns the caches after
-    the segment and scores by the names of `TokenScores`, (1, B, T); `state` is one of
+    the segments and scores by the names of `TokenScores`, (K, B, T); `state` is one of
     `STATE_ABLATIONS`. Arguments are those of `SegmentReader`.
     """
 
@@ -78,7 +80,7 @@ def reading_step(
             scores["answers_BN"] = cast(Reader, model).answers(x_BTD)
         return after, {name: x[None] for name, x in scores.items()}
 
-    return init, step
+    return init, step if together == 1 else diagonal_step(bind)
 
 
 class SegmentReader:
@@ -90,6 +92,7 @@ class SegmentReader:
         rows, segment_length: B and T.
         entropy: also compute the entropy of the predictions.
         answers: whether the model, a `Reader`, answers after each segment.
+        together: K, segments that run at once (`brt/evaluation/diagonal.py`).
 
     Attributes:
         has_state: whether the model carries anything besides windows.
@@ -103,21 +106,23 @@ class SegmentReader:
         segment_length: int,
         entropy: bool = False,
         answers: bool = False,
+        together: int = 1,
     ):
         self.mesh = mesh
         self.rows = rows
         self.segment_length = segment_length
+        self._together = together
         self._all_rows = divisible_rows(mesh, rows)
-        init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
+        options = entropy, answers, together
+        init, step = reading_step(experiment, self._all_rows, segment_length, *options)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
-        self._results = layout, NamedSharding(mesh, spec("KBT"))
         self.empty = jax.jit(init, out_shardings=layout)  # from params; added rows included
         self._step = jax.jit(
             step,
             static_argnames="state",
             donate_argnames="caches",
-            out_shardings=self._results,
+            out_shardings=(layout, NamedSharding(mesh, spec("KBT"))),
         )
         self.has_state = bool(with_state(abstract))
 
@@ -138,34 +143,20 @@ class SegmentReader:
         """
         caches = self.empty(params)
         padded = with_empty_rows(stream, self._all_rows)
+        K, steps = self._together, min(stream.num_steps, max_steps or stream.num_steps)
         neighbours_B = _neighbours(padded.positions(0)[0] >= 0)
-
-        def run(step, batch):
-            nonlocal caches
-            reading_B = padded.positions(step)[0] >= 0
-            arguments = batch, replaced is None or replaced(step), reading_B, neighbours_B
-            caches, scores = self._step(params, caches, *arguments, state=state)
-            return scores
-
-        yield from self._scores(padded, padded, run, stream.rows, max_steps, label)
-
-    def _scores(self, stream, batches, run, rows, max_steps, label):
-        """Yields the scores of the first `rows` elements, segment by segment.
-
-        batches: the stream with K segments in a batch. run: from the first step of a batch, and the
-        batch, to its scores, (K, B, T).
-        """
-        steps, K = min(stream.num_steps, max_steps or stream.num_steps), batches.segments_per_step
-        prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K))
+        prefetch = Prefetch(Together(padded, K), self.mesh, 0, -(-steps // K))
         progress = Progress(label, steps)
         pending: list = []
         with closing(prefetch), closing(progress):
             for first in range(0, steps, K):
                 batch = prefetch.next()
-                scores = run(first, batch)
+                reading_B = padded.positions(first)[0] >= 0
+                arguments = batch, replaced is None or replaced(first), reading_B, neighbours_B
+                caches, scores = self._step(params, caches, *arguments, state=state)
                 yield from pending  # fetched while the devices run the next segments
                 segments = range(first, min(first + K, steps))
-                pending = _fetched(stream, slice(rows), segments, batch, scores)
+                pending = _fetched(padded, slice(stream.rows), segments, batch, scores)
                 progress.update(segments.stop)
             yield from pending
 
