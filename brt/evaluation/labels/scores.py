@@ -18,6 +18,8 @@ LONGEST_ANSWER = 30
 
 
 class LabelScore(Score):
+    """The base of scores of the documents whose last segment was processed."""
+
     streams = ("labelled",)
 
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
@@ -33,27 +35,31 @@ class LabelScore(Score):
                 answers_N = segment.answers_BN[row]
                 self.add_segment(sums, document, boundaries[number], answers_N)
                 if number == len(boundaries) - 1:
-                    self.add_last(sums, document, answers_N)
+                    answer = self.answer(sums, document, answers_N)
+                    sums.setdefault("labelled", {})[document] = answer
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
-        return self.figures(sums) | {"truncated": self.segments.truncated}
+        figures = self.figures(sums["labelled"]) if "labelled" in sums else {}
+        return figures | {"truncated": self.segments.truncated}
 
     def add_segment(self, sums: Sums, document: int, part: range, answers_N: np.ndarray) -> None:
         """Adds the answers after any segment."""
 
     @abc.abstractmethod
-    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
-        """Adds the answers after the last segment of a document."""
+    def answer(self, sums: Sums, document: int, answers_N: np.ndarray) -> Any:
+        """Returns the answer to a document, after its last segment."""
 
     @abc.abstractmethod
-    def figures(self, sums: Sums) -> dict[str, float]:
-        """Returns metrics by name, of the documents whose last segment was processed."""
+    def figures(self, answers: dict[int, Any]) -> dict[str, float]:
+        """Returns metrics by name, of one answer or more by document."""
 
     def annotation(self, document: int) -> dict[str, Any]:
         return self.segments.annotations[document]
 
 
-class _NamedScore(LabelScore):
+class ClassScore(LabelScore):
+    """Accuracy, precision, recall and F1 of the class with the highest score."""
+
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
         super().__init__(segments, vocabulary)
         labels = (annotation.get("label", 0) for annotation in segments.annotations)
@@ -62,75 +68,61 @@ class _NamedScore(LabelScore):
         names = segments.store.manifest["source"].get("classes")
         self.names = names or [str(number) for number in range(count)]
 
+    def answer(self, sums: Sums, document: int, answers_N: np.ndarray) -> Any:
+        return int(np.argmax(answers_N[: len(self.names)]))
 
-class ClassScore(_NamedScore):
-    """Accuracy, precision, recall and F1 of the class with the highest score."""
-
-    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+    def figures(self, answers: dict[int, Any]) -> dict[str, float]:
         C = len(self.names)
-        confusion_CC = sums.setdefault("confusion", np.zeros((C, C), np.int64))
-        confusion_CC[self.annotation(document)["label"], np.argmax(answers_N[:C])] += 1
+        confusion_CC = np.zeros((C, C), np.int64)
+        for document, predicted in answers.items():
+            confusion_CC[self.annotation(document)["label"], predicted] += 1
+        return class_figures(confusion_CC, self.names)
 
-    def figures(self, sums: Sums) -> dict[str, float]:
-        return class_figures(sums["confusion"], self.names) if "confusion" in sums else {}
 
-
-class LabelsScore(_NamedScore):
+class LabelsScore(ClassScore):
     """F1 of any number of classes per document: those with a positive score."""
 
-    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
-        predicted_C = answers_N[: len(self.names)] > 0
-        right_C = np.isin(np.arange(len(self.names)), self.annotation(document)["labels"])
-        counts_3C = np.stack([predicted_C & right_C, predicted_C, right_C]).astype(np.int64)
-        sums["labels"] = sums.get("labels", 0) + counts_3C
-        sums.setdefault("whole", []).append(bool((predicted_C == right_C).all()))
+    def answer(self, sums: Sums, document: int, answers_N: np.ndarray) -> Any:
+        return answers_N[: len(self.names)] > 0
 
-    def figures(self, sums: Sums) -> dict[str, float]:
-        if "labels" not in sums:
-            return {}
-        figures = label_figures(sums["labels"], self.names)
-        return figures | {"exact_match": float(np.mean(sums["whole"]))}
+    def figures(self, answers: dict[int, Any]) -> dict[str, float]:
+        labels = [self.annotation(document)["labels"] for document in answers]
+        right_DC = np.array([np.isin(np.arange(len(self.names)), of_one) for of_one in labels])
+        predicted_DC = np.array(list(answers.values()))
+        counts_3C = [x.sum(axis=0) for x in (predicted_DC & right_DC, predicted_DC, right_DC)]
+        exact_D = (predicted_DC == right_DC).all(axis=1)
+        figures = label_figures(np.stack(counts_3C), self.names)
+        return figures | {"exact_match": float(np.mean(exact_D))}
 
 
-class _AnswerScore(LabelScore):
-    """Scores of answers as text; those of one id are one question."""
+class WordScore(LabelScore):
+    """Answer F1 and exact match of the words written after the last segment.
+
+    Documents of one id are one question.
+    """
 
     whole_only = False
 
-    @abc.abstractmethod
-    def texts(self, sums: Sums) -> dict[int, str]:
-        """Returns the answer to each document that was read to its end."""
-
-    def figures(self, sums: Sums) -> dict[str, float]:
-        predicted: dict[str, str] = {}
-        right: dict[str, list[str]] = {}
-        for document, text in sorted(self.texts(sums).items()):
-            annotation = self.annotation(document)
-            name = annotation.get("id", str(document))
-            predicted.setdefault(name, text)
-            right.setdefault(name, []).extend(annotation["answers"])
-        if not predicted:
-            return {}
-        return answer_figures(list(predicted.values()), list(right.values()), self.whole_only)
-
-
-class WordScore(_AnswerScore):
-    """Answer F1 and exact match of the words written after the last segment."""
-
-    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+    def answer(self, sums: Sums, document: int, answers_N: np.ndarray) -> Any:
         ends = self.vocabulary.frame.after
 
         def is_text(token: int) -> bool:
             return token not in ends and 0 <= token < self.vocabulary.size
 
-        ids = list(itertools.takewhile(is_text, answers_N.tolist()))
-        sums.setdefault("texts", {})[document] = self.vocabulary.decode(ids)
+        return self.vocabulary.decode(list(itertools.takewhile(is_text, answers_N.tolist())))
 
-    def texts(self, sums: Sums) -> dict[int, str]:
-        return sums.get("texts", {})
+    def figures(self, answers: dict[int, Any]) -> dict[str, float]:
+        predicted: dict[str, str] = {}
+        right: dict[str, list[str]] = {}
+        for document, text in sorted(answers.items()):
+            annotation = self.annotation(document)
+            name = annotation.get("id", str(document))
+            predicted.setdefault(name, text)
+            right.setdefault(name, []).extend(annotation["answers"])
+        return answer_figures(list(predicted.values()), list(right.values()), self.whole_only)
 
 
-class SpanScore(_AnswerScore):
+class SpanScore(WordScore):
     """Answer F1 and exact match: yes, no, or the best part of the text among all segments.
 
     Answers are the T scores of first positions, the T of last ones, and those of the three kinds;
@@ -149,27 +141,23 @@ class SpanScore(_AnswerScore):
             start = part.start + span.first - first
             best[document] = span.score, start, start + span.last - span.first + 1
 
-    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+    def answer(self, sums: Sums, document: int, answers_N: np.ndarray) -> Any:
         kind = int(np.argmax(answers_N[2 * self.segments.length :]))
-        sums.setdefault("kinds", {})[document] = kind
+        if kind != SPAN or document not in sums["best"]:
+            return KINDS.get(kind, "")
+        _, start, stop = sums["best"][document]
+        question = int(self.segments.questions_D[document])
+        ids = self.segments.store.tokens(document, question + start, question + stop)
+        return self.vocabulary.decode(ids).strip()
 
-    def texts(self, sums: Sums) -> dict[int, str]:
-        texts = {}
-        for document, kind in sums.get("kinds", {}).items():
-            texts[document] = KINDS.get(kind, "")
-            if kind == SPAN and document in sums["best"]:
-                _, start, stop = sums["best"][document]
-                question = int(self.segments.questions_D[document])
-                ids = self.segments.store.tokens(document, question + start, question + stop)
-                texts[document] = self.vocabulary.decode(ids).strip()
-        return texts
+
+SCORES: dict[str, type[LabelScore]] = {
+    "classes": ClassScore,
+    "labels": LabelsScore,
+    "words": WordScore,
+    "spans": SpanScore,
+}
 
 
 def label_score(segments: LabelledSegments, vocabulary: Vocabulary) -> LabelScore:
-    scores: dict[str, type[LabelScore]] = {
-        "classes": ClassScore,
-        "labels": LabelsScore,
-        "words": WordScore,
-        "spans": SpanScore,
-    }
-    return scores[segments.documents.targets](segments, vocabulary)
+    return SCORES[segments.documents.targets](segments, vocabulary)

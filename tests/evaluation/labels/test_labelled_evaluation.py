@@ -159,7 +159,7 @@ def test_words_end_at_the_end_token_and_join_by_question(tmp_path):
     sums = {}
     for document, ids in enumerate(written):
         add(score, sums, document, 0, np.array([ids]))
-    found = score.figures(sums)
+    found = score.figures(sums["labelled"])
     assert found["questions"] == 2
     assert found["exact_match"] == 0.5
     assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
@@ -175,8 +175,8 @@ def test_a_class_is_scored_after_the_last_segment_alone(tmp_path):
         right_1C = np.eye(2)[[note["label"]]]
         add(score, sums, document, first.start, 1 - right_1C)  # not asked
         add(score, sums, document, last.start, right_1C)
-    assert score.figures(sums)["accuracy"] == 1.0
-    assert sums["confusion"].tolist() == [[1, 0], [0, 1]]
+    assert score.figures(sums["labelled"])["accuracy"] == 1.0
+    assert sums["labelled"] == {0: 1, 1: 0}
 
 
 def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
@@ -193,7 +193,7 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
         answers_1C = scores_DC[document : document + 1]
         add(score, sums, document, first.start, -answers_1C)  # not asked
         add(score, sums, document, last.start, answers_1C)
-    found = score.figures(sums)
+    found = score.figures(sums["labelled"])
 
     def f1(predicted, right):
         both = sum(p and r for p, r in zip(predicted, right))
@@ -234,12 +234,12 @@ def test_the_best_span_of_all_segments_is_the_answer(tmp_path):
     for document in (0, 1):
         add(score, sums, document, 0, low)
         add(score, sums, document, 4, answers(4, 6, 2.0, document))
-    assert score.texts(sums) == {0: "ink", 1: "yes"}
-    assert score.figures(sums)["exact_match"] == 1.0
+    assert sums["labelled"] == {0: "ink", 1: "yes"}
+    assert score.figures(sums["labelled"])["exact_match"] == 1.0
     worse = {}
     add(score, worse, 0, 0, low)
     add(score, worse, 0, 4, answers(4, 6, 0.5, 0))
-    assert score.texts(worse) == {0: "th"}
+    assert worse["labelled"] == {0: "th"}
 
 
 def test_a_store_with_other_classes_than_the_model_is_refused(trained, monkeypatch):
