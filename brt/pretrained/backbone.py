@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from flax import nnx
 from brt.data.vocabularies.base import Vocabulary
 from brt.models.counts import matrix_size
 from brt.models.description import ModelDescription
+from brt.models.layers.dropout import independent_dropout, split_key
 from brt.models.ops import keep_mask
 from brt.models.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
@@ -127,17 +128,21 @@ class PretrainedBackbone(nnx.Module):
         positions_BT: jax.Array,
         seen: Callable[[int, LayerKeys], Seen],
         reads: Reads,
-        keys: Sequence[jax.Array | None],
-        shared: Any = None,
+        key: jax.Array | None,
+        real_BT: jax.Array | None = None,
     ) -> Reading:
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
+        with jax.named_scope("embedding"):
+            x_BTD = independent_dropout(x_BTD, self.dropout, keys[0])
+            shared = self.shared(x_BTD, real_BT)
         layers = []
-        for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
+        for i, (layer, of_layer) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(
                 self._layer, i, layer, seen=seen, reads=reads, shared=shared
             )
             run = jax.checkpoint(run) if self.settings.remat == "layer" else run
             with jax.named_scope(f"layer{i}"):
-                x_BTD, *others = run(x_BTD, positions_BT, key=key)
+                x_BTD, *others = run(x_BTD, positions_BT, key=of_layer)
                 x_BTD = self.between(i, x_BTD, shared)
             layers.append((x_BTD, *others))
         outputs, layer_keys, kept = zip(*layers)

@@ -65,12 +65,7 @@ def first_id(value: Any) -> Any:
 
 
 class Misfit(ValueError):
-    """A setting that does not fit the others."""
-
-    def __init__(self, setting: str, why: str):
-        super().__init__(f"{setting} {why}")
-        self.setting = setting
-        self.why = why
+    """A setting that does not fit the others; its arguments are the setting's name, and why."""
 
 
 class HubConfig:
@@ -177,8 +172,9 @@ class Settings:
         try:
             return cls(**settings).resolved()
         except Misfit as misfit:
-            key = config.name_of(cls.fields()[misfit.setting].metadata["key"])
-            raise config.refused(key, misfit.why) from None
+            setting, why = misfit.args
+            key = config.name_of(cls.fields()[setting].metadata["key"])
+            raise config.refused(key, why) from None
 
     @classmethod
     def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
@@ -249,8 +245,9 @@ def _without_folder(backbone, kind, bound):
     try:
         return settings.resolved()
     except Misfit as misfit:
-        value = getattr(settings, misfit.setting)
-        raise ValueError(f"{backbone}.{misfit.setting} = {value!r} {misfit.why}.") from None
+        setting, why = misfit.args
+        value = getattr(settings, setting)
+        raise ValueError(f"{backbone}.{setting} = {value!r} {why}.") from None
 
 
 def equal(bound: Any, value: Any) -> bool:

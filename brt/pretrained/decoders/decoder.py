@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain, vectors
-from brt.models.layers.dropout import independent_dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
@@ -138,10 +137,9 @@ class Decoder(PretrainedBackbone, TiedEmbedding, Predictions):
         seen: from a layer's number and its keys of these positions to the keys seen there, besides
         `Reads.extra`. With n * B batch elements, the queries of each form n blocks.
         """
-        keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):
-            x_BTD = independent_dropout(self.enter(x_BTD, positions_BT), self.dropout, keys[0])
-        return self.run(x_BTD, positions_BT, seen, reads, keys)
+            x_BTD = self.enter(x_BTD, positions_BT)
+        return self.run(x_BTD, positions_BT, seen, reads, key)
 
     def names(self) -> Names:
         settings, count = self.settings, len(self.layers)

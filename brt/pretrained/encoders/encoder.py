@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain, vectors
-from brt.models.layers.dropout import independent_dropout, split_key
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import NOTHING, STD, Reads, Seen, attention_bias
 from brt.token_ids import PADDING
@@ -65,17 +64,15 @@ class Encoder(PretrainedBackbone):
         real_BT: bool; padding is no key, and its outputs are undefined.
         types_BT: int32, which of two texts a position belongs to; None: the first.
         """
-        keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):
-            x_BTD = independent_dropout(self.enter(x_BTD, real_BT, types_BT), self.dropout, keys[0])
-            shared = self.shared(x_BTD, real_BT)
+            x_BTD = self.enter(x_BTD, real_BT, types_BT)
         positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), real_BT.shape)
         bias_B1T = attention_bias(real_BT)[:, None]
 
         def seen(_, keys):
             return Seen(keys, positions_BT, bias_B1T)
 
-        return self.run(x_BTD, positions_BT, seen, reads, keys, shared)
+        return self.run(x_BTD, positions_BT, seen, reads, key, real_BT)
 
 
 def without_gradient_at(positions_BT: jax.Array, x_BTD: jax.Array) -> jax.Array:
