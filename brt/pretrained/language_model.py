@@ -16,7 +16,7 @@ from brt.models.caches import select_rows, zeros_outside
 from brt.models.decoding_window import update_where, write_slot
 from brt.models.memory_layout import MemoryLayout
 from brt.pretrained.backbone import Reading
-from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen, attention_bias
+from brt.pretrained.backbone_layer import Reads, Seen, attention_bias
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
@@ -117,7 +117,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BTD], axis=1)
         reading = self._run(x_BJD, at, self.reads(memories), key)
         summaries = self.summaries(reading, at.positions())
-        new, taken = self._new(reading.keys), self._new_taken(reading)
+        new, taken = self._new(reading.keys), self._new(self.taken(reading))
         memories, metrics = self.updated(memories, summaries, new, taken, reading.kept)
         count_B = jnp.minimum(overlap.count_B + T, self.overlap)
         newest = OverlapCache(x_BJD[:, T:], count_B)
@@ -134,14 +134,9 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
         return self.body.read(x_BJD, positions_BJ, seen, reads, key)
 
-    def _new(self, layers):
-        return [LayerKeys(*(x_BJGK[:, self.overlap :] for x_BJGK in keys)) for keys in layers]
-
-    def _new_taken(self, reading):
-        return [
-            taken if memory.every_token else jax.tree.map(lambda x: x[:, self.overlap :], taken)
-            for memory, taken in zip(self.memories, self.taken(reading), strict=True)
-        ]
+    def _new(self, tree):
+        # Without an overlap, what is taken may be a cache.
+        return jax.tree.map(lambda x_BJ: x_BJ[:, self.overlap :], tree) if self.overlap else tree
 
     # Tokens.
 
@@ -187,7 +182,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             extras=reads.extra_keys,
         )
         summaries = self.summaries(reading, at.positions(real_BJ))
-        taken = map(padded_taken, self.memories, self._new_taken(reading))
+        taken = map(padded_taken, self.memories, self._new(self.taken(reading)))
         parts = zip(memories, reads.read_once, summaries, taken, strict=True)
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from absl import logging
 
@@ -32,6 +33,7 @@ ALIKE = 0.9
 
 
 @configurable
+@dataclass(eq=False)
 class Pretrained:
     """Names the folder with a backbone's initial parameters.
 
@@ -40,9 +42,8 @@ class Pretrained:
         other_vocabulary: accept a corpus whose ids are not those of the folder's tokenizer.
     """
 
-    def __init__(self, folder: Name | None = None, other_vocabulary: bool = False):
-        self.folder = folder
-        self.other_vocabulary = other_vocabulary
+    folder: Name | None = None
+    other_vocabulary: bool = False
 
 
 def open_folder(path: str | None, backbone: str, model_types: Collection[str]) -> HubFolder | None:
