@@ -123,13 +123,9 @@ def _whole_documents(folder, segments, store):
             _check_finite(folder, parts[0], document, offset)
             begun.setdefault(document, []).append(parts)
             if left <= segment.nats_BT.shape[1]:
-                yield document, _joined(begun.pop(document))
-
-
-def _joined(parts):
-    """Returns the scores of a document by name, from those of its segments."""
-    of_all = zip(SCORES.items(), zip(*parts))
-    return {name: np.concatenate(scores, dtype=dtype) for (name, dtype), scores in of_all}
+                of_all = zip(SCORES.items(), zip(*begun.pop(document)))
+                joined = {name: np.concatenate(x, dtype=dtype) for (name, dtype), x in of_all}
+                yield document, joined
 
 
 def _check_finite(folder, nats_T, document, offset):

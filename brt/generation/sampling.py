@@ -71,10 +71,6 @@ def penalise(logits_BV: jax.Array, recent_BR: jax.Array, penalty: jax.Array | fl
     return jnp.where(seen_BV, weaker_BV, logits_BV)
 
 
-def keep_top_k(sorted_BV: jax.Array, k: jax.Array | int) -> jax.Array:
-    return jnp.where(jnp.arange(sorted_BV.shape[-1]) < k, sorted_BV, -jnp.inf)
-
-
 def keep_top_p(sorted_BV: jax.Array, p: jax.Array | float) -> jax.Array:
     """Returns logits in falling order, minus infinity after the first that reach probability `p`.
 
@@ -111,7 +107,8 @@ def choose(
     order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
     sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
     if sampling.top_k is not None:
-        sorted_BV = keep_top_k(sorted_BV, sampling.top_k)
+        is_kept_V = jnp.arange(sorted_BV.shape[-1]) < sampling.top_k
+        sorted_BV = jnp.where(is_kept_V, sorted_BV, -jnp.inf)
     if sampling.top_p is not None:
         sorted_BV = keep_top_p(sorted_BV, sampling.top_p)
     rank_B1 = draw(keys_B, sorted_BV)[:, None]

@@ -42,18 +42,16 @@ def pack(run: Path, archive: Path) -> None:
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(path for pattern in PATTERNS for path in run.glob(pattern)):
             entry = tarfile.TarInfo(path.relative_to(run).as_posix())  # no owner and no time
-            data = _rounded(path.read_bytes()) if path.name == METRICS else path.read_bytes()
+            data = path.read_bytes()
+            if path.name == METRICS:
+                data = b"".join(map(_rounded, data.splitlines(keepends=True)))
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
     archive.parent.mkdir(parents=True, exist_ok=True)
     replace_file(archive.parent, archive.name, bz2.compress(content.getvalue()))
 
 
-def _rounded(lines: bytes) -> bytes:
-    return b"".join(map(_rounded_line, lines.splitlines(keepends=True)))
-
-
-def _rounded_line(line: bytes) -> bytes:
+def _rounded(line: bytes) -> bytes:
     try:
         return json.dumps(json.loads(line, parse_float=_short)).encode() + b"\n"
     except ValueError:  # of a run that was killed
