@@ -3,6 +3,8 @@
 L layers, H heads, X positions of a segment, J keys, N distances in tokens.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,19 +31,14 @@ class AttentionReader:
     def __init__(self, run: RecordedRun, layout: AttentionLayout):
         self.params = run.params
         self.rows = run.rows
-        self.caches = None
+        self.caches = run.reader.empty(run.params)
         self.spans: dict[str, np.ndarray] = {}
         self.counted = 0
         has_spans = not layout.read and not layout.write
         key_XN = keys_at_distances(layout) if has_spans else None
 
-        def bind(params):
-            return run.experiment.bind_evaluated(params, run.segment_length)
-
-        self._init = jax.jit(lambda params: bind(params).init_caches(run.rows))
-
         def step(params, caches, inputs_BT, starts_B, whole_B, mapped_B):
-            model = bind(params)
+            model: Any = run.experiment.bind_evaluated(params, run.segment_length)
             caches = select_rows(starts_B, model.init_caches(run.rows), caches)
             weights, _, after = model.attention_weights(inputs_BT, caches)
             full_B = whole_B & weights.full_B
@@ -61,8 +58,6 @@ class AttentionReader:
         Returns:
             full_B, batch elements that count and whose cache is full; and the map, (L, H, X, J).
         """
-        if self.caches is None:
-            self.caches = self._init(self.params)
         self.before = self.caches, segment, whole_B
         arguments = segment.inputs_BT, segment.starts_B, whole_B, mapped_B
         self.caches, full_B, map_LHXJ, spans = self._step(self.params, self.caches, *arguments)
