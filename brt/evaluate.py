@@ -22,8 +22,8 @@ from absl import flags
 
 from brt import command_line, config
 from brt.data.text_flag import define_text, text_name
+from brt.data.vocabularies.report import white_space_caveat
 from brt.evaluation.evaluator import Evaluator
-from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars

@@ -1,10 +1,46 @@
-"""The scores of every evaluation: sums over segments, and the resulting scalars."""
+"""The scores of every evaluation: sums over segments, and the resulting scalars.
+
+Figures per byte, character and word are comparable only for the same text: a vocabulary may drop
+white space that the text still counts (`lost_white_space`).
+
+Source: Block-Recurrent, appendix I.
+"""
+
+import math
 
 import numpy as np
 
 from brt.data.token_scores import Score, Store, Sums, TokenScores
-from brt.evaluation.perplexity import per_text, per_token
 from brt.training.checkpoints.policy import NoSuchMetric
+
+LARGEST = 700.0
+"""Nats whose exponential is still a float."""
+
+
+def per_token(nats: float, weight: float) -> dict[str, float]:
+    loss = nats / weight
+    return {
+        "loss": loss,
+        "bits_per_token": loss / math.log(2),
+        "perplexity": math.exp(min(loss, LARGEST)),
+    }
+
+
+def per_text(nats: float, manifest: dict) -> dict[str, float]:
+    """Returns metrics of a whole split that do not count tokens.
+
+    nats: of all tokens. manifest: of the store, with bytes, characters and words (as counted by the
+    text's publisher), 0 if unknown.
+    """
+    bits = nats / math.log(2)
+    figures = {}
+    for name, count in (("byte", manifest["bytes"]), ("character", manifest["characters"])):
+        if count:
+            figures[f"bits_per_{name}"] = bits / count
+    if words := manifest["words"]:
+        figures["word_level_perplexity"] = math.exp(min(nats / words, LARGEST))
+        figures["tokens_per_word"] = manifest["tokens"] / words
+    return figures
 
 
 def add_share(sums: Sums, name: str, correct: np.ndarray) -> None:

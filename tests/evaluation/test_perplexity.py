@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from brt.data.vocabularies.base import ByteVocabulary
-from brt.evaluation.perplexity import per_text, per_token, white_space_caveat
+from brt.data.vocabularies.report import white_space_caveat
+from brt.evaluation.scores import per_text, per_token
 
 PG19_WORDS = 6_966_499
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary
 
@@ -113,3 +115,19 @@ def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
         if back.count(separator) != probe.count(separator):
             lost.append(name)
     return lost
+
+
+def white_space_caveat(vocabulary: Vocabulary, tokens: np.ndarray) -> str:
+    """Returns a sentence on the white space that a vocabulary loses.
+
+    tokens: a few thousand ids of the split.
+    """
+    words = vocabulary.decode(tokens).split()
+    lost = lost_white_space(vocabulary, words) if words else []
+    if not lost:
+        return f"The vocabulary {vocabulary.name} keeps white space: every character is predicted."
+    return (
+        f"{vocabulary.name} does not keep {', '.join(lost)}: they are counted as characters and "
+        "not predicted, so compare bits per character and byte, and perplexity per word, only "
+        "between models with this vocabulary."
+    )
