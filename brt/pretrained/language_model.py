@@ -3,7 +3,6 @@
 A segment is the new part of a window.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +12,7 @@ from flax import nnx
 
 from brt.checks import CountFrom0, configurable
 from brt.models.caches import select_rows, zeros_outside
-from brt.models.decoding_window import update_where, write_slot
+from brt.models.decoding_window import update_where
 from brt.models.memory_layout import MemoryLayout
 from brt.pretrained.backbone import Reading
 from brt.pretrained.backbone_layer import Reads, Seen, attention_bias
@@ -21,7 +20,7 @@ from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.memories.window_memory import WindowMemory, WindowReads, WithMemories
-from brt.pretrained.windows import DecodingWindow, OverlapCache, Slots, slots, write_keys
+from brt.pretrained.windows import DecodingWindow, OverlapCache, Slots, slots, write_arrays
 
 
 class DecodingMemory(NamedTuple):
@@ -203,7 +202,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         reads = WindowReads(self.body, self.memories, before, read, window.extras, reads_B[:, None])
 
         def seen(i, keys):
-            keys = write_keys(window.layers[i], keys, slot_B, reads_B)
+            keys = write_arrays(window.layers[i], keys, slot_B, reads_B)
             return Seen(keys, at.positions_BJ, bias_B1J)
 
         index_B1 = (window.before_B + fill_B)[:, None]
@@ -216,16 +215,14 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             if memory.every_token:
                 taken = select_rows(reads_B, new, part.taken)
             else:
-                write = functools.partial(_written, fill_B, reads_B)
-                taken = jax.tree.map(write, part.taken, new)
+                taken = write_arrays(part.taken, new, fill_B, reads_B)
             after.append(part._replace(summary=summary, taken=taken))
         recent_BOD = jnp.concatenate([window.recent_BOD, x_BD[:, None]], axis=1)[:, 1:]
-        pairs = zip(window.layers, reading.keys, strict=True)
         window = window._replace(
             recent_BOD=select_rows(reads_B, recent_BOD[:, :O], window.recent_BOD),
             count_B=jnp.minimum(window.count_B + reads_B, O),
             fill_B=fill_B + reads_B,
-            layers=tuple(write_keys(*pair, slot_B, reads_B) for pair in pairs),
+            layers=write_arrays(window.layers, reading.keys, slot_B, reads_B),
         )
         return reading.outputs[-1][:, 0], self._moved((window, *after))
 
@@ -251,7 +248,3 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         T = self.overlap + self.period
         layers = self.body.flops_of_layers((T + 1) / 2) * T
         return (layers + self.flops_of_window(T)) / self.period
-
-
-def _written(slot_B, reads_B, x_BP, new_B1):
-    return write_slot(x_BP, slot_B, new_B1[:, 0], reads_B)

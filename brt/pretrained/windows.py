@@ -3,7 +3,7 @@
 A window is the last O tokens of the window before it, and then P new ones; positions start at 0.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +72,10 @@ def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
     return Slots(index_BJ, jnp.maximum(before_B + period - overlap, 0))
 
 
-def write_keys(
-    layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
-) -> LayerKeys:
-    """Writes one token's keys, (B, 1, G, K), into a slot of the elements in `reads_B`."""
-    pairs = zip(layer, token, strict=True)
-    return LayerKeys(*(write_slot(x, slot_B, new[:, 0], reads_B) for x, new in pairs))
+def write_arrays(window: Any, token: Any, slot_B: jax.Array, reads_B: jax.Array) -> Any:
+    """Writes arrays of one token, (B, 1, ...), into a slot of the elements in `reads_B`."""
+
+    def write(x_BP, new_B1):
+        return write_slot(x_BP, slot_B, new_B1[:, 0], reads_B)
+
+    return jax.tree.map(write, window, token)
