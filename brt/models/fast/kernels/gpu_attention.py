@@ -148,8 +148,9 @@ def _forward_call(heads, sizes, rate, q, k, v, cached_k, cached_v, scale_H, bias
         layout.of_head(padded_bias(bias_HW, Q)),
         layout.of_head(seeds),
     )
-    of_queries = (B, H, T), kind, layout.of_queries(Q)
-    outputs = (q.shape, v.dtype, layout.of_tile(Q)), of_queries, of_queries
+    of_queries = layout.of_queries(jax.ShapeDtypeStruct((B, H, T), kind), Q)
+    y = jax.ShapeDtypeStruct(q.shape, v.dtype)
+    outputs = layout.tile(y, Q), of_queries, of_queries
     body, name = functools.partial(gpu_tiles.forward, tiles), f"{sizes.name}_forward"
     flops = 2 * 2 * q.size * tiles.frame_keys
     return call(body, launch, heads, (T // Q, B * H), inputs, outputs, name, flops)
@@ -165,7 +166,7 @@ def _backward_call(heads, sizes, rate, *arrays):
     layout, kind, F = Layout(H, K), upcast(q.dtype), tiles.frame_keys
     mean_BTH = jnp.sum(at_least_float32(y) * at_least_float32(dy), axis=-1)
     of_queries = log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2)
-    of_scores = (B, H, T // Q, F, Q), q.dtype, layout.of_batch(T // Q, F, Q)
+    of_scores = jax.ShapeDtypeStruct((B, H, T // Q, F, Q), q.dtype)
 
     def of_keys(offset, name, pairs, raw_k, k, v, before=None):
         inputs = (
@@ -173,13 +174,13 @@ def _backward_call(heads, sizes, rate, *arrays):
             raw_k if raw_k is None else layout.tile(raw_k, X),
             *(layout.tile(x, X) for x in (k, v)),
             layout.of_head(padded_bias(bias_HW, Q)),
-            *(gpu_launch.Block(x, layout.of_batch(T)) for x in of_queries),
+            *map(layout.of_batch, of_queries),
             layout.every(dy),
             layout.of_head(seeds),
-            before if before is None else gpu_launch.Block(before, of_scores[-1]),
+            before if before is None else layout.of_batch(before),
         )
         body = functools.partial(gpu_tiles.backward_of_keys, tiles, offset)
-        outputs = *((x.shape, x.dtype, layout.of_tile(X)) for x in (k, v)), of_scores
+        outputs = layout.tile(k, X), layout.tile(v, X), layout.of_batch(of_scores)
         # A second call adds to the results of the first.
         last = len(jax.tree.leaves(inputs, is_leaf=lambda x: isinstance(x, gpu_launch.Block))) - 1
         aliases = {} if before is None else {last: 2}
@@ -206,9 +207,9 @@ def _backward_call(heads, sizes, rate, *arrays):
         layout.tile(q, Q),
         jax.tree.map(layout.every, _parts(sizes, (cached_k,), (k,))),
         layout.of_head(scale_H.astype(kind)),
-        gpu_launch.Block(dscores, layout.each(F, Q)),
+        layout.each(dscores),
     )
-    outputs = (q.shape, q.dtype, layout.of_tile(Q)), ((B, H, T // Q), kind, layout.each())
+    outputs = layout.tile(q, Q), layout.each(jax.ShapeDtypeStruct((B, H, T // Q), kind))
     body = functools.partial(gpu_tiles.backward_of_queries, tiles)
     grid, name = (T // Q, B * H), f"{sizes.name}_backward_of_queries"
     flops = 2 * q.size * F

@@ -15,7 +15,7 @@ Axes as in `delta_tiles`.
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,17 +109,17 @@ class _Specs(NamedTuple):
     tokens: int
     part: int
 
-    def block(self, x: jax.Array) -> Block:
+    def block(self, x: Any) -> Block:
         """Returns a block of (B, T, H, ...)."""
         size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
         return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
 
-    def values(self, x: jax.Array) -> Block:
+    def values(self, x: Any) -> Block:
         """Returns a part of the values of all tokens, (B, T, H, V)."""
         size = None, x.shape[1], None, self.part
         return Block(x, self.layout.spec(size, lambda p, b, h: (b, 0, h, p)))
 
-    def matrices(self, x: jax.Array) -> Block:
+    def matrices(self, x: Any) -> Block:
         """Returns a part of the values of matrices, (B, H, ..., K, V)."""
         size, zeros = (None, None, *x.shape[2:-1], self.part), [0] * (x.ndim - 3)
         return Block(x, self.layout.spec(size, lambda p, b, h: (b, h, *zeros, p)))
@@ -128,11 +128,6 @@ class _Specs(NamedTuple):
 def _specs(launch, q, v):
     part = math.gcd(launch.keys, q.shape[3], v.shape[3])
     return _Specs(Layout(*q.shape[2:]), launch.queries, part)
-
-
-def _empty(spec, shape, dtype):
-    """Returns an output: shape, type and spec."""
-    return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 
 def _decays(q):
@@ -145,9 +140,9 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     G = T // W
     specs = _specs(found.prepare, q, v)
     layout = specs.layout
-    like_q, like_v = (_empty(specs.block, x.shape, x.dtype) for x in (q, v))
-    square = (B, H, G, W, W), q.dtype, layout.each(W, W)
-    kept = (B, H, G, K), kind, layout.each(K)
+    like_q, like_v = map(specs.block, (q, v))
+    square = layout.each(jax.ShapeDtypeStruct((B, H, G, W, W), q.dtype))
+    kept = layout.each(jax.ShapeDtypeStruct((B, H, G, K), kind))
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
     body = functools.partial(delta_tiles.prepare, _decays(q), specs.part)
@@ -161,12 +156,11 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
         layout.every(w),
         specs.values(u),
         *map(layout.every, (decayed_q, decayed_k)),
-        Block(scores, layout.of_batch(G, W, W)),
-        Block(kept, layout.of_batch(G, K)),
+        *map(layout.of_batch, (scores, kept)),
     )
-    like_v = _empty(specs.values, v.shape, v.dtype)
-    before = _empty(specs.matrices, (B, H, G, K, V), q.dtype)
-    results = _empty(specs.matrices, matrix.shape, matrix.dtype), like_v, like_v, before
+    like_v = specs.values(v)
+    before = specs.matrices(jax.ShapeDtypeStruct((B, H, G, K, V), q.dtype))
+    results = specs.matrices(matrix), like_v, like_v, before
     body = functools.partial(delta_tiles.forward, W)
     flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
     called = call(body, found.blocks, heads, grid, given, results, "delta_forward", flops)
@@ -183,15 +177,10 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
     inputs = (
         specs.matrices(dafter),
         *map(layout.every, (w, decayed_q, decayed_k)),
-        Block(scores, layout.of_batch(G, W, W)),
-        Block(kept, layout.of_batch(G, K)),
+        *map(layout.of_batch, (scores, kept)),
         specs.values(dread),
     )
-    outputs = (
-        _empty(specs.matrices, dafter.shape, dafter.dtype),
-        _empty(specs.values, v.shape, v.dtype),
-        _empty(specs.matrices, before.shape, before.dtype),
-    )
+    outputs = specs.matrices(dafter), specs.values(v), specs.matrices(before)
     body = functools.partial(delta_tiles.backward, W)
     flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
     called = call(body, found.blocks, heads, grid, inputs, outputs, "delta_backward", flops)
@@ -200,11 +189,11 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
     specs = _specs(found.gradients, q, v)
     given = (
         *map(specs.block, (q, k, v, log, step)),
-        Block(inverse, layout.each(W, W)),
+        layout.each(inverse),
         *map(specs.block, (w, u, stored, dstored, dread)),
-        *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
+        *map(layout.each, (before, dmatrices)),
     )
-    results = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
+    results = [*map(specs.block, (q, k, v, log, step))]
     body = functools.partial(delta_tiles.gradients, _decays(q), specs.part)
     flops, grid = 2 * B * T * H * _of_gradients(W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)

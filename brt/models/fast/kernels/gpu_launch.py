@@ -5,7 +5,7 @@ Everything that depends on Pallas's Triton compiler is here. Axes as in `gpu_til
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,9 +115,9 @@ def misfit(heads: Heads) -> str | None:
 
 
 class Block(NamedTuple):
-    """An input of a kernel, and the part that a grid step gets."""
+    """An input of a kernel, or the shape and type of an output, and the part of a grid step."""
 
-    array: jax.Array
+    array: jax.Array | jax.ShapeDtypeStruct
     spec: pl.BlockSpec
 
 
@@ -135,29 +135,28 @@ class Layout(NamedTuple):
         H = self.num_heads
         return pl.BlockSpec(size, lambda g, n: index(g, jax.lax.div(n, H), jax.lax.rem(n, H)))
 
-    def every(self, x_BTHK: jax.Array) -> Block:
+    def every(self, x_BTHK: Any) -> Block:
         spec = (None, x_BTHK.shape[1], None, self.head_size)
         return Block(x_BTHK, self.spec(spec, lambda g, b, h: (b, 0, h, 0)))
 
-    def of_tile(self, size: int) -> pl.BlockSpec:
-        """Returns the spec of a tile, (B, T, H, K)."""
-        return self.spec((None, size, None, self.head_size), lambda g, b, h: (b, g, h, 0))
+    def tile(self, x_BTHK: Any, size: int) -> Block:
+        spec = (None, size, None, self.head_size)
+        return Block(x_BTHK, self.spec(spec, lambda g, b, h: (b, g, h, 0)))
 
-    def tile(self, x_BTHK: jax.Array, size: int) -> Block:
-        return Block(x_BTHK, self.of_tile(size))
+    def each(self, x_BHG: Any) -> Block:
+        """Returns the blocks of (B, H, G, ...), one for each tile."""
+        size = x_BHG.shape[3:]
+        spec = self.spec((None, None, None, *size), lambda g, b, h: (b, h, g, *[0] * len(size)))
+        return Block(x_BHG, spec)
 
-    def each(self, *size: int) -> pl.BlockSpec:
-        """Returns the spec of (B, H, G, ...), one for each tile."""
-        spec = (None, None, None, *size)
-        return self.spec(spec, lambda g, b, h: (b, h, g, *[0] * len(size)))
+    def of_queries(self, x_BHT: Any, size: int) -> Block:
+        return Block(x_BHT, self.spec((None, None, size), lambda g, b, h: (b, h, g)))
 
-    def of_queries(self, size: int) -> pl.BlockSpec:
-        """Returns the spec of a tile of (B, H, T)."""
-        return self.spec((None, None, size), lambda g, b, h: (b, h, g))
-
-    def of_batch(self, *size: int) -> pl.BlockSpec:
-        """Returns the spec of all of (B, H, ...), the same for every tile."""
-        return self.spec((None, None, *size), lambda g, b, h: (b, h, *[0] * len(size)))
+    def of_batch(self, x_BH: Any) -> Block:
+        """Returns all of (B, H, ...), the same for every tile."""
+        size = x_BH.shape[2:]
+        spec = self.spec((None, None, *size), lambda g, b, h: (b, h, *[0] * len(size)))
+        return Block(x_BH, spec)
 
     def of_head(self, x_H: jax.Array | None) -> Block | None:
         if x_H is None:
@@ -172,7 +171,7 @@ def call(
     heads: Heads,
     grid: tuple[int, int],
     inputs: Any,
-    outputs: Any,
+    outputs: Sequence[Block],
     name: str,
     flops: int,
     untouched: int = 0,
@@ -180,21 +179,20 @@ def call(
 ) -> Any:
     """Runs a kernel.
 
-    inputs: a tree of `Block`. outputs: of shape, type and spec. flops: operations of its matrix
-    products. untouched: bytes of inputs and outputs that it neither reads nor writes. Flops and
-    bytes become attributes of the compiled program (`brt.benchmarks.roofline` reads them), because
-    the compiler does not count kernels.
+    inputs: a tree of `Block`. flops: operations of its matrix products. untouched: bytes of inputs
+    and outputs that it neither reads nor writes. Flops and bytes become attributes of the compiled
+    program (`brt.benchmarks.roofline` reads them), because the compiler does not count kernels.
     """
 
     def part(index):
         return jax.tree.map(lambda x: x[index], inputs, is_leaf=lambda x: isinstance(x, Block))
 
-    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in outputs]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in outputs]
     kernel = pl.pallas_call(
         body,
         grid=grid,
         in_specs=part(1),
-        out_specs=[spec for *_, spec in outputs],
+        out_specs=[spec for _, spec in outputs],
         out_shape=shapes,
         compiler_params=launch.compiler,
         interpret=bool(heads.interpret),
