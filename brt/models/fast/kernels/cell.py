@@ -18,18 +18,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from brt.models.fast.kernels import cell_block
 from brt.models.fast.kernels.parts import (
     Heads,
     block_misfit,
+    dot,
+    for_each_tile,
+    head_masks,
+    interpreted,
+    inverse_length,
     lane_scale,
     on_each_device,
+    only,
+    softmax,
     summed_over_batch,
+    unit_gradient,
     upcast,
 )
-from brt.models.ops import rms_normed
+from brt.models.ops import at_least_float32, rms_normed
 
 MOST = 512
 """States, and tokens of a block, that fit into VMEM in bfloat16, with heads of 64 or 128."""
@@ -88,45 +97,33 @@ def run_cell(
     Returns the states after the segment; keys, normalised, and values of the states before each
     block, (B, G, S, A); and keep, averaged for each block, (G,), without a gradient.
     """
-    biases = tuple(sorted(parameters.biases))
     dtype = tokens.keys_BTA.dtype
-    per_device = functools.partial(on_each_device, heads)
-    inputs = ("D", "SD", "XDA", "H", "H", "YAE", *["D"] * len(biases))
-    residuals = ("GBSD", "GBSD", "GBSE", "GBXSA", "BGSA", "BGSA", "GBYSA")
+    inputs = "D", "SD", "XDA", "H", "H", "YAE", "D"
+    residuals = "GBSD", "GBSD", "GBSE", "GBXSA", "BGSA", "BGSA", "GBYSA"
 
-    def flat(parameters):
+    def narrow(parameters):
         ids_SD = parameters.ids_SD
         if ids_SD is None:
             ids_SD = jnp.zeros(states_BSD.shape[1:], dtype)
-        arrays = parameters._replace(
+        return parameters._replace(
             ids_SD=ids_SD.astype(dtype),
             matrix_XDA=parameters.matrix_XDA.astype(dtype),
             gate_YAE=parameters.gate_YAE.astype(dtype),
         )
-        return (*arrays[:-1], *(parameters.biases[name] for name in biases))
 
     def forward(parameters, states_BSD, tokens):
-        run = per_device(
-            functools.partial(_forward, heads, update, biases),
-            (*inputs, "BSD", *_TOKENS),
-            ("BSD", "G", *residuals),
-        )
-        states, keep_G, *saved = run(*flat(parameters), states_BSD, *tokens)
+        axes = (*inputs, "BSD", *_TOKENS), ("BSD", "G", *residuals)
+        run = on_each_device(heads, functools.partial(_forward, heads, update), *axes)
+        states, keep_G, *saved = run(*narrow(parameters), states_BSD, *tokens)
         return (states, saved[4], saved[5], keep_G), (parameters, tokens, saved)
 
     def backward(kept, gradients):
         parameters, tokens, saved = kept
-        run = per_device(
-            functools.partial(_backward, heads, update, biases),
-            (*inputs, *_TOKENS, *residuals, "BSD", "BGSA", "BGSA"),
-            ("BSD", *_TOKENS, "GBXSA", "GBSE", "D", "SD", "H", "H", *["D"] * len(biases)),
-        )
-        dstates, *rest = run(*flat(parameters), *tokens, *saved, *gradients[:3])
-        dtokens, (dheads, dgate, dnorm, dids, dself_H, dcross_H), dbiases = (
-            rest[:4],
-            rest[4:10],
-            rest[10:],
-        )
+        outputs = "BSD", *_TOKENS, "GBXSA", "GBSE", "D", "SD", "H", "H", "D"
+        axes = (*inputs, *_TOKENS, *residuals, "BSD", "BGSA", "BGSA"), outputs
+        run = on_each_device(heads, functools.partial(_backward, heads, update), *axes)
+        dstates, *rest = run(*narrow(parameters), *tokens, *saved, *gradients[:3])
+        dtokens, (dheads, dgate, dnorm, dids, dself_H, dcross_H, dbiases) = rest[:4], rest[4:]
         x_GBSD, h_GBYSA = saved[1], saved[6]
         exact = functools.partial(jnp.einsum, preferred_element_type=upcast(dtype))
         dparameters = CellParameters(
@@ -136,7 +133,7 @@ def run_cell(
             dself_H,
             dcross_H,
             exact("GBYSA,GBSE->YAE", h_GBYSA, dgate),
-            dict(zip(biases, dbiases)),
+            dbiases,
         )
         like = jax.tree.map(lambda x, y: x.astype(y.dtype), dparameters, parameters)
         return like, dstates, CellTokens(*dtokens)
@@ -160,9 +157,8 @@ def _scales(heads, scales, dtype):
     return jax.lax.optimization_barrier(lanes)
 
 
-def _forward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gate, *rest):
-    biases = dict(zip(names, rest))
-    states_BSD, *tokens = rest[len(names) :]
+def _forward(heads, update, scale_D, ids_SD, matrix, self_H, cross_H, gate, biases, *rest):
+    states_BSD, *tokens = rest
     (B, T, A), W, S = tokens[0].shape, tokens[2].shape[1], states_BSD.shape[1]
     G, dtype = T // W, tokens[0].dtype
     scales = _scales(heads, (self_H, cross_H), dtype)
@@ -170,7 +166,7 @@ def _forward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gat
     def step(carry, g):
         states_BSD, *buffers = carry
         x_BSD = rms_normed(states_BSD, scale_D).astype(dtype) + ids_SD
-        buffers = cell_block.forward(heads, g, x_BSD, matrix, *scales, *tokens, *buffers)
+        buffers = _forward_block(heads, g, x_BSD, matrix, *scales, *tokens, *buffers)
         h_BYSA = jax.lax.dynamic_index_in_dim(buffers[3], g, 0, keepdims=False)
         products_BSE = _sum_over_heads(heads, jnp.einsum("BYSA,YAE->BSE", h_BYSA, gate))
         after_BSD, keep = update(states_BSD, products_BSE, biases)
@@ -186,8 +182,7 @@ def _forward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gat
     return states_BSD, keep_G, *stacked, *saved
 
 
-def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gate, *rest):
-    biases, rest = dict(zip(names, rest)), rest[len(names) :]
+def _backward(heads, update, scale_D, ids_SD, matrix, self_H, cross_H, gate, biases, *rest):
     tokens, (states_GBSD, _, products_GBSE, *saved) = rest[:4], rest[4:11]
     dstates_BSD, *dkeys_values = rest[11:]
     dtype = tokens[0].dtype
@@ -201,7 +196,7 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
         dstates_BSD, dproducts_BSE, dbiases = back(dstates_BSD)
         dh_BYSA = jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)
         arrays = *scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written
-        written = cell_block.backward(heads, g, *arrays)
+        written = _backward_block(heads, g, *arrays)
         dheads_BXSA = jax.lax.dynamic_index_in_dim(written[3], g, 0, keepdims=False)
         dx_BSD = _sum_over_heads(heads, jnp.einsum("BXSA,XDA->BSD", dheads_BXSA, matrix))
         _, back = jax.vjp(rms_normed, states_BSD, scale_D)
@@ -217,11 +212,163 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     carry = dstates_BSD, sums, lanes_BPYL, *pending, *buffers
     blocks = jnp.arange(len(states_GBSD)), states_GBSD, products_GBSE
     carry, dproducts_GBSE = jax.lax.scan(step, carry, blocks, reverse=True)
-    dstates_BSD, (dscale_D, dids_SD, of_biases), lanes_BPYL, *last = carry
+    dstates_BSD, (dscale_D, dids_SD, dbiases), lanes_BPYL, *last = carry
     dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in last[:2]], last[2:]
     lanes_YPL = jnp.swapaxes(lanes_BPYL.sum(axis=0), 0, 1)
     dscales_YH = lanes_YPL.reshape(2, heads.num_heads, -1).sum(axis=-1) * heads.factor
     dself_H, dcross_H = dscales_YH[0] * jnp.sign(self_H), dscales_YH[1] * jnp.sign(cross_H)
-    dbiases = (of_biases[name] for name in names)
-    summed = summed_over_batch(heads, dscale_D, dids_SD, dself_H, dcross_H, *dbiases)
+    summed = summed_over_batch(heads, dscale_D, dids_SD, dself_H, dcross_H, dbiases)
     return dstates_BSD, *dtokens, *dcached, dheads_GBXSA, dproducts_GBSE, *summed
+
+
+# One block of tokens: projections of the states and their two attentions. Its number is in scalar
+# memory before the arrays' blocks are chosen. The last inputs are buffers of all blocks, into which
+# the outputs are written.
+
+IN_ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
+_TOKEN_SPECS = "tokens", "tokens", "before", "before", "cached", "cached"
+
+
+def _call(heads, kernel, g, inputs, specs, out_specs, scratch, name):
+    k_BTA = next(x for x, spec in zip(inputs, specs) if spec == "tokens")
+    S = next(x for x, spec in zip(inputs, specs) if spec in ("x", "states")).shape[-2]
+    W, D, L = inputs[specs.index("cached")].shape[1], inputs[0].shape[-1], heads.lanes
+    table = {
+        "x": pl.BlockSpec((1, S, D), lambda p, b, g: (b, 0, 0)),
+        "matrix": pl.BlockSpec((4, D, L), lambda p, b, g: (0, 0, p)),
+        "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
+        "tokens": pl.BlockSpec((1, W, L), lambda p, b, g: (b, g[0], p)),
+        "before": pl.BlockSpec((1, W, L), lambda p, b, g: (b, jnp.maximum(g[0] - 1, 0), p)),
+        "cached": pl.BlockSpec((1, W, L), lambda p, b, g: (b, 0, p)),
+        "states": pl.BlockSpec((1, 1, S, L), lambda p, b, g: (b, g[0], 0, p)),
+        "heads": pl.BlockSpec((1, 1, 4, S, L), lambda p, b, g: (g[0], b, 0, 0, p)),
+        "h": pl.BlockSpec((1, 1, 2, S, L), lambda p, b, g: (g[0], b, 0, 0, p)),
+        "dh": pl.BlockSpec((1, 2, S, L), lambda p, b, g: (b, 0, 0, p)),
+        "dscales": pl.BlockSpec((1, 1, 2, L), lambda p, b, g: (b, p, 0, 0)),
+        "unused": pl.BlockSpec(memory_space=pl.ANY),
+    }
+    first = len(inputs) - len(out_specs)
+    return pl.pallas_call(
+        functools.partial(kernel, heads),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(heads.num_heads // heads.per_step, len(k_BTA)),
+            in_specs=[table[name] for name in specs],
+            out_specs=[table[name] for name in out_specs],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs[first:]],
+        input_output_aliases={1 + first + i: i for i in range(len(out_specs))},
+        compiler_params=IN_ORDER,
+        interpret=interpreted(heads),
+        name=name,
+    )(g.reshape(1).astype(jnp.int32), *inputs)
+
+
+def _forward_block(
+    heads, g, x, matrix, self_scale, cross_scale, k, v, cached_k, cached_v, *buffers
+):
+    inputs = [x, matrix, self_scale, cross_scale, k, v, k, v, cached_k, cached_v, *buffers]
+    specs = ["x", "matrix", "scale", "scale", *_TOKEN_SPECS, *["unused"] * 4]
+    out_specs = ["heads", "states", "states", "h"]
+    scratch = [pltpu.VMEM((2 * cached_k.shape[1], heads.lanes), k.dtype)] * 2
+    return _call(heads, _forward_kernel, g, inputs, specs, out_specs, scratch, "cell_forward")
+
+
+def _backward_block(
+    heads, g, self_scale, cross_scale, k, v, cached_k, cached_v, raw, keys, values, h, *rest
+):
+    inputs = [self_scale, cross_scale, k, v, k, v, cached_k, cached_v, raw, keys, values, h, *rest]
+    specs = ["scale", "scale", *_TOKEN_SPECS, "heads", "states", "states", "h"]
+    specs += ["dh", "states", "states", "dscales", "cached", "cached", *["unused"] * 3]
+    out_specs = ["dscales", "cached", "cached", "heads", "tokens", "tokens"]
+    W, S, L = cached_k.shape[1], keys.shape[2], heads.lanes
+    scratch = [pltpu.VMEM((2 * W, L), k.dtype)] * 2
+    scratch += [pltpu.VMEM((size, L), upcast(k.dtype)) for size in (2 * W, 2 * W, S, S)]
+    return _call(heads, _backward_kernel, g, inputs, specs, out_specs, scratch, "cell_backward")
+
+
+def _load_tokens(g, tokens, keys, values):
+    k, v, before_k, before_v, cached_k, cached_v = tokens
+    W, is_first = k.shape[1], g[0] == 0
+
+    @pl.when(is_first)
+    def _():
+        keys[:W], values[:W] = cached_k[0], cached_v[0]
+
+    @pl.when(jnp.logical_not(is_first))
+    def _():
+        keys[:W], values[:W] = before_k[0], before_v[0]
+
+    keys[W:], values[W:] = k[0], v[0]
+
+
+def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
+    tokens, (raw, keys, values, h, token_keys, token_values) = refs[:6], refs[10:]
+    _load_tokens(g, tokens, token_keys, token_values)
+    for i in range(4):
+        raw[0, 0, i] = dot(x[0], matrix[i], (1, 0)).astype(raw.dtype)
+    k = at_least_float32(raw[0, 0, 0])
+    keys[0, 0] = (k * inverse_length(heads, k)).astype(keys.dtype)
+    values[0, 0] = raw[0, 0, 1]
+
+    def tile(_, rows):
+        attentions = (
+            (self_scale, keys[0, 0], values[0, 0]),
+            (cross_scale, token_keys[...], token_values[...]),
+        )
+        for i, (scale, k, v) in enumerate(attentions):
+            q = at_least_float32(raw[0, 0, 2 + i, rows])
+            queries = q * inverse_length(heads, q) * scale[0]
+            total = jnp.zeros_like(q)
+            for mask in head_masks(heads):
+                weights, inverse = softmax(only(queries, mask).astype(raw.dtype), k)
+                total = total + only(dot(weights.astype(v.dtype), v, (1, 0)) * inverse, mask)
+            h[0, 0, i, rows] = total.astype(h.dtype)
+
+    for_each_tile(x.shape[1], tile)
+
+
+def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
+    tokens, (raw, keys, values, h, dh, dk, dv, sums, pending_k, pending_v) = refs[:6], refs[6:16]
+    dscales, new_pending_k, new_pending_v, draw, dk_tokens, dv_tokens = refs[19:25]
+    token_keys, token_values, dtoken_keys, dtoken_values, dkeys, dvalues = refs[25:]
+    W = tokens[0].shape[1]
+    _load_tokens(g, tokens, token_keys, token_values)
+    for total, start in ((dtoken_keys, pending_k[0]), (dtoken_values, pending_v[0])):
+        total[:W], total[W:] = jnp.zeros_like(start), start
+    dkeys[...], dvalues[...] = at_least_float32(dk[0, 0]), at_least_float32(dv[0, 0])
+    dscales[...] = sums[...]
+
+    def tile(_, rows):
+        attentions = (
+            (self_scale, keys[0, 0], values[0, 0], dkeys, dvalues),
+            (cross_scale, token_keys[...], token_values[...], dtoken_keys, dtoken_values),
+        )
+        for i, (scale, k, v, k_sums, v_sums) in enumerate(attentions):
+            q = at_least_float32(raw[0, 0, 2 + i, rows])
+            gradient = at_least_float32(dh[0, i, rows])
+            unit = q * inverse_length(heads, q)
+            queries = unit * scale[0]
+            along_h = gradient * at_least_float32(h[0, 0, i, rows])
+            dqueries = jnp.zeros_like(q)
+            for mask in head_masks(heads):
+                own, dh_own = (only(part, mask).astype(k.dtype) for part in (queries, gradient))
+                exponentials, inverse = softmax(own, k)
+                weights = exponentials * inverse
+                mean = jnp.sum(only(along_h, mask), axis=-1, keepdims=True)
+                v_sums[...] += dot(weights.astype(k.dtype), dh_own, (0, 0))
+                dscores = (weights * (dot(dh_own, v, (1, 1)) - mean)).astype(k.dtype)
+                dqueries = dqueries + only(dot(dscores, k, (1, 0)), mask)
+                k_sums[...] += dot(dscores, own, (0, 0))
+            dscales[0, 0, i : i + 1] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
+            dq = unit_gradient(heads, q, dqueries * scale[0])
+            draw[0, 0, 2 + i, rows] = dq.astype(draw.dtype)
+
+    for_each_tile(keys.shape[2], tile)
+    k = at_least_float32(raw[0, 0, 0])
+    draw[0, 0, 0] = unit_gradient(heads, k, dkeys[...]).astype(draw.dtype)
+    draw[0, 0, 1] = dvalues[...].astype(draw.dtype)
+    dk_tokens[0] = dtoken_keys[W:].astype(dk_tokens.dtype)
+    dv_tokens[0] = dtoken_values[W:].astype(dv_tokens.dtype)
+    new_pending_k[0], new_pending_v[0] = dtoken_keys[:W], dtoken_values[:W]
