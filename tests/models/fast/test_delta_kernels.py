@@ -20,8 +20,8 @@ from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
 from brt.models.fast import kernel_forms, table
 from brt.models.fast.delta_forms import by_channel
-from brt.models.fast.kernels import delta, delta_decays, delta_tiles, gpu_delta, gpu_launch
-from brt.models.fast.kernels.delta_decays import Exact
+from brt.models.fast.kernels import delta, delta_tiles, gpu_delta, gpu_launch
+from brt.models.fast.kernels.delta_tiles import Exact, inverse_of_unit_lower
 from brt.models.fast.kernels.parts import Heads
 from brt.models.sizes import Sizes
 
@@ -128,12 +128,12 @@ def test_several_matrices_at_once_equal_the_plain_form(target):
 @pytest.mark.parametrize("size", [16, 64, 128])
 def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
     """Also where all keys are alike, and each step is 1."""
-    exact, at = Exact(split, on_tpu=size == delta.W), delta_decays.positions(size)
+    exact, at = Exact(split, on_tpu=size == delta.W), delta_tiles.positions(size)
     drawn = np.random.default_rng(size).uniform(-0.5, 0.5, (size, size))
     for x in drawn, np.ones((size, size)):
         # Not compiled: XLA takes a number for its two parts of bfloat16.
         with jax.default_matmul_precision("highest"):
-            found = delta_decays.inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
+            found = inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
         expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
         error = 2e-4 if split else 1e-5
         np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
@@ -231,7 +231,7 @@ def test_kernels_of_both_passes_lower_for_tpus():
 def modified_inverse(at, exact, x_WW):
     """With the parts of a block apart from each other."""
     halved = jnp.where(at.across(x_WW.shape[0] // 2), 0.0, x_WW)
-    return delta_decays.inverse_of_unit_lower(at, exact, halved)
+    return inverse_of_unit_lower(at, exact, halved)
 
 
 @pytest.mark.parametrize("target", KERNELS)

@@ -23,7 +23,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles
-from brt.models.fast.kernels.delta_decays import Decays, Exact
 from brt.models.fast.kernels.parts import (
     COMPILER,
     LANES,
@@ -118,7 +117,7 @@ def _call(
     """Runs a kernel with blocks of `inputs`, q, k, v, log, step, ..., and with `_scratch`."""
     K, q = heads.head_size, inputs[0]
     B, T, A = q.shape
-    G, exact = T // W, Exact(q.dtype == jnp.bfloat16, on_tpu=True)
+    G, exact = T // W, delta_tiles.Exact(q.dtype == jnp.bfloat16, on_tpu=True)
 
     def spec(x):
         def of(size, index):
@@ -136,7 +135,7 @@ def _call(
         return of((None, None, K, K), lambda h, b, g: (b, h, 0, 0))
 
     return pl.pallas_call(
-        functools.partial(kernel, Decays(exact)),
+        functools.partial(kernel, exact),
         grid=(A // K, B, G),
         in_specs=[*map(spec, inputs)],
         out_specs=[*map(spec, outputs)],
@@ -154,7 +153,7 @@ def _scratch(K, dtype):
     return [pltpu.VMEM(x, upcast(dtype) if x == (1, 1, K) else dtype) for x in sizes]
 
 
-def _start(decays, inputs, sums, first, scratch):
+def _start(exact, inputs, sums, first, scratch):
     """Prepares a block; before the first, sets the values that stay in VMEM."""
 
     @pl.when(pl.program_id(2) == 0)
@@ -163,24 +162,24 @@ def _start(decays, inputs, sums, first, scratch):
 
     *decayed, scores, inverse, kept, _, _ = scratch
     arrays = *inputs, *decayed, scores.at[0], inverse, kept.at[0]
-    delta_tiles.prepare(decays, sums.shape[0], *arrays)
+    delta_tiles.prepare(exact, sums.shape[0], *arrays)
 
 
-def _forward_kernel(decays, *refs):
+def _forward_kernel(exact, *refs):
     inputs, (matrix, after, read, stored, before), scratch = refs[:5], refs[5:10], refs[10:]
-    _start(decays, inputs, after, matrix, scratch)
+    _start(exact, inputs, after, matrix, scratch)
     *decayed, scores, _, kept, _, _ = scratch
     arrays = after, *decayed, scores, kept, after, read, stored, before
     delta_tiles.forward(W, *arrays)
 
 
-def _backward_kernel(decays, *refs):
+def _backward_kernel(exact, *refs):
     inputs, (stored, before, dafter, dread, dmatrix) = refs[:5], refs[5:10]
     outputs, scratch = refs[10:15], refs[15:]
-    _start(decays, inputs, dmatrix, dafter, scratch)
+    _start(exact, inputs, dmatrix, dafter, scratch)
     w, u, decayed_q, decayed_k, scores, inverse, kept, dstored, dmatrices = scratch
     of_loop = w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
     delta_tiles.backward(W, dmatrix, *of_loop)
     arrays = *inputs, inverse, w, u, stored, dstored, dread
     arrays = *arrays, before.at[0], dmatrices.at[0], *outputs
-    delta_tiles.gradients(decays, dmatrix.shape[0], *arrays)
+    delta_tiles.gradients(exact, dmatrix.shape[0], *arrays)

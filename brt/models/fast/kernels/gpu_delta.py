@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles, gpu_launch
-from brt.models.fast.kernels.delta_decays import Decays, Exact
+from brt.models.fast.kernels.delta_tiles import Exact
 from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
 from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_zeros
 
@@ -130,10 +130,6 @@ def _specs(launch, q, v):
     return _Specs(Layout(*q.shape[2:]), launch.queries, part)
 
 
-def _decays(q):
-    return Decays(Exact(q.dtype == jnp.bfloat16))
-
-
 def _forward_call(heads, found, matrix, q, k, v, log, step):
     (B, T, H, K), V, kind = q.shape, v.shape[3], upcast(q.dtype)
     W = found.blocks.queries
@@ -145,7 +141,8 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     kept = layout.each(jax.ShapeDtypeStruct((B, H, G, K), kind))
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    body = functools.partial(delta_tiles.prepare, _decays(q), specs.part)
+    exact = Exact(q.dtype == jnp.bfloat16)
+    body = functools.partial(delta_tiles.prepare, exact, specs.part)
     flops, grid = 2 * B * T * H * W * _prepared(W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
@@ -194,7 +191,8 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
         *map(layout.each, (before, dmatrices)),
     )
     results = [*map(specs.block, (q, k, v, log, step))]
-    body = functools.partial(delta_tiles.gradients, _decays(q), specs.part)
+    exact = Exact(q.dtype == jnp.bfloat16)
+    body = functools.partial(delta_tiles.gradients, exact, specs.part)
     flops, grid = 2 * B * T * H * _of_gradients(W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
     return dmatrix, *called
