@@ -20,7 +20,7 @@ from brt.models.block_recurrent.memory import (
     TokenMemory,
     mix_with_attention,
 )
-from brt.models.fast import delta_forms
+from brt.models.fast import table
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.ops import at_least_float32, in_blocks, projected, unit_heads
 from brt.models.sizes import Sizes
@@ -134,9 +134,9 @@ def decays_and_steps(
     return jnp.where(real, log_decay, 0), jnp.where(real_BT1, step_BTH, 0)
 
 
-def rule_of(sizes: Sizes, dtype: DTypeLike) -> delta_forms.Rule:
+def rule_of(sizes: Sizes, dtype: DTypeLike) -> table.DeltaRule:
     """Returns the form of `delta_rule` for activations of `dtype`."""
-    return functools.partial(delta_forms.delta_rule, sizes, dtype, delta_rule)
+    return functools.partial(table.delta_rule, sizes, dtype, delta_rule)
 
 
 def delta_rule(matrix_BHKK: jax.Array, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:

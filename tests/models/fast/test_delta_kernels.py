@@ -19,7 +19,6 @@ from tiny_models import leaves_close, quick_jit
 from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
 from brt.models.fast import kernel_forms, table
-from brt.models.fast.delta_forms import by_channel
 from brt.models.fast.kernels import delta, delta_tiles, gpu_delta, gpu_launch
 from brt.models.fast.kernels.delta_tiles import Exact, inverse_of_unit_lower
 from brt.models.fast.kernels.parts import Heads
@@ -52,7 +51,7 @@ def errors(target, args, dtype=F32):
     heads = Heads(*args[1].shape[2:], interpret="races" if target == "tpu" else True)
 
     def kernels(matrix, *inputs):
-        return KERNELS[target].delta_rule(heads, dtype, matrix, by_channel(inputs))
+        return KERNELS[target].delta_rule(heads, dtype, matrix, table.by_channel(inputs))
 
     matrix, q, k, v, *decay_step = args
     args = matrix, *(x.astype(dtype).astype(F32) for x in (q, k, v)), *decay_step
