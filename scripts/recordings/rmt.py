@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
+from brt.models.checkpoints.transformer_xl import load
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.memory_tokens.token_vectors import MemoryCache
 from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
@@ -103,7 +103,7 @@ def gradients(
 
 def errors(recording: Mapping[str, Any]) -> dict:
     config = json.loads(str(recording["config_json"]))
-    model = rmt_checkpoint.load(below(recording, "params/"), config)
+    model = load(below(recording, "params/"), config)
     outputs, logits, losses, caches = replay(recording, model)
     memories = [before[-1].memory_BSD for before in caches]
     found = {}
@@ -126,7 +126,5 @@ def errors(recording: Mapping[str, Any]) -> dict:
         if f"{prefix}_loss" in recording:
             value, grads = gradients(recording, model, prefix)
             found[f"{prefix} loss"] = abs(float(value) - float(recording[f"{prefix}_loss"]))
-            found[f"gradients {prefix}"] = gradient_error(
-                recording, prefix, grads, model, rmt_checkpoint.MEMORY
-            )
+            found[f"gradients {prefix}"] = gradient_error(recording, prefix, grads, model)
     return found

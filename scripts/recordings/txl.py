@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
-from brt.models.checkpoints.transformer_xl import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 from recordings import below, relative_error
@@ -97,11 +96,10 @@ def gradient_error(
     prefix: str,
     grads: nnx.State,
     model: TransformerXL | RecurrentMemoryTransformer,
-    more: dict[str, Source] | None = None,
 ) -> float:
     recorded, found = below(recording, f"{prefix}/"), []
     for path, leaf in nnx.to_flat_state(grads):
-        expected = txl_checkpoint.recorded(recorded, path, model, more)
+        expected = txl_checkpoint.recorded(recorded, path, model)
         if expected is not None:
             found.append(relative_error(leaf[...], expected))
     return np.max(found)  # unlike max(), never passes over a NaN

@@ -1,13 +1,14 @@
-"""Reads parameters of kimiyoung/transformer-xl's PyTorch code into brt's models.
+"""Reads parameters of the PyTorch code of kimiyoung/transformer-xl, or booydar/LM-RMT around it.
 
 Names and settings are that code's: a state dictionary, and the arguments of its model;
 `reset_length` (target, extended, memory) represents a later call of that method. A loaded model
-keeps the code's artefacts (`published_artefacts`).
+keeps the code's artefacts (`published_artefacts`); that of a memory token's relative position to a
+later one, the relative shift's leftover, in segments and not while decoding.
 """
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -54,29 +55,27 @@ def settings(config: dict, params: dict) -> dict:
     )
 
 
-def load(
-    params: dict,
-    config: dict,
-    around: Callable[..., Any] | None = None,
-    more: dict[str, Source] | None = None,
-) -> Any:
-    """Returns a float32 model with the released code's parameters; its `begin_D` is zero.
-
-    Args:
-        around: makes a model around the `TransformerXL` from `rngs` and its builder.
-        more: sources of further parameters, by path.
-    """
+def load(params: dict, config: dict) -> Any:
+    """Returns a float32 model with the released code's parameters; its `begin_D` is zero."""
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
         keywords = settings(config, params)
-        body = functools.partial(TransformerXL, published_artefacts=True, **keywords)
-        build = around or (lambda rngs, body: body(rngs))
-        model = nnx.eval_shape(lambda: build(nnx.Rngs(0), body))
+        build: Any = functools.partial(TransformerXL, published_artefacts=True, **keywords)
+        if "num_mem_tokens" in config or "mem_tokens" in params:
+            build = functools.partial(
+                RecurrentMemoryTransformer,
+                num_memory=config["num_mem_tokens"],
+                body=build,
+                memory_at_end=config["mem_at_end"],
+                read_memory_from_cache=config["read_mem_from_cache"],
+                allow_long_memory=True,
+            )
+        model = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     except (KeyError, IndexError) as error:
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
-    model = filled(model, params, lambda path: source(path, model, more), _copies(params))
+    model = filled(model, params, lambda path: source(path, model), _copies(params))
     return model.for_segments(config["tgt_len"])
 
 
@@ -84,10 +83,9 @@ def recorded(
     arrays: Mapping[str, np.ndarray],
     path: Iterable,
     model: TransformerXL | RecurrentMemoryTransformer,
-    more: dict[str, Source] | None = None,
 ) -> np.ndarray | None:
     """Returns a parameter of brt, from arrays with released names; None for `begin_D`."""
-    origin = source(path, model, more)
+    origin = source(path, model)
     return None if origin is None else origin.read(arrays)
 
 
@@ -140,6 +138,7 @@ _TOP = {
     "embedding/clusters_ND": Source("crit.cluster_weight", lambda x: x[::-1]),
     "embedding/cluster_bias_N": Source("crit.cluster_bias", lambda x: x[::-1]),
     "embedding/begin_D": None,
+    "memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0]),
 }
 _BIN = {
     "table_VE": "word_emb.emb_layers.{}.weight",
@@ -150,17 +149,12 @@ _BIN = {
 }
 
 
-def source(
-    path: Iterable,
-    model: TransformerXL | RecurrentMemoryTransformer,
-    more: dict[str, Source] | None = None,
-) -> Source | None:
+def source(path: Iterable, model: TransformerXL | RecurrentMemoryTransformer) -> Source | None:
     own_name = "/".join(map(str, path)).removeprefix("body/")
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)
-    table = _TOP | (more or {})
-    if own_name in table:
-        return table[own_name]
+    if own_name in _TOP:
+        return _TOP[own_name]
     if match := re.fullmatch(r"embedding/bins/(\d+)/(\w+)", own_name):
         return _of_bin(int(match[1]), match[2], body.embedding)
     if match := re.fullmatch(r"layers/(\d+)/(.+)", own_name):

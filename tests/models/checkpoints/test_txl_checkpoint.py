@@ -13,7 +13,6 @@ import txl_numpy
 from tiny_models import read_segment
 from txl_numpy import SETTINGS, released_params
 
-from brt.models.checkpoints import recurrent_memory
 from brt.models.checkpoints.transformer_xl import UnsupportedCheckpoint, load
 
 LONG = dict(reset_length=[4, 0, 11])  # grows 4, 8, then is cut at 11
@@ -90,7 +89,7 @@ def test_positions_are_added_once_unless_parameters_are_released(variant):
 
 def test_future_positions_are_true_unless_of_released_code():
     params, config = parts(of_rmt("mem"))
-    model = recurrent_memory.load(params, config)
+    model = load(params, config)
     first = of_rmt("mem")["tokens"][0].T
     read = functools.partial(read_segment, model, first, np.zeros(2, bool), model.init_caches(2))
     published, _ = read()
@@ -135,4 +134,4 @@ def test_a_checkpoint_without_its_memory_is_refused_by_name():
     params, config = parts(of_rmt("mem"))
     del params["mem_tokens"]
     with pytest.raises(UnsupportedCheckpoint, match="mem_tokens"):
-        recurrent_memory.load(params, config)
+        load(params, config)
