@@ -58,7 +58,7 @@ class MemoryTokens:
 
     Other backbones override all methods. Caches are the backbone's. While decoding, `begin` runs on
     the read positions before a segment's first token, `finish` on the write positions after its
-    last.
+    last; the caller selects the batch elements where this is due.
     """
 
     def __init__(self, body: Body, layout: MemoryLayout):
@@ -89,13 +89,11 @@ class MemoryTokens:
     def end_decoding(self, caches: tuple) -> tuple:
         return self.body.end_decoding(caches)
 
-    def begin(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
-        """Runs on the read positions of `rows_B`; returns caches and outputs, (B, S, D)."""
+    def begin(self, caches: tuple, memory_BSD: jax.Array) -> tuple[tuple, jax.Array]:
+        """Runs on the read positions; returns caches and outputs, (B, S, D)."""
 
         def token(caches, x_BD):
-            y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
+            y_BD, caches = self.body.decode_embedded(x_BD, caches)
             return caches, y_BD
 
         caches, y_SBD = jax.lax.scan(token, caches, jnp.moveaxis(memory_BSD, 1, 0))
@@ -106,12 +104,8 @@ class MemoryTokens:
     ) -> tuple[jax.Array, tuple]:
         return self.body.decode_embedded(x_BD, caches, reads_B)
 
-    def finish(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
-        if not self.layout.memory_at_end:
-            return caches, memory_BSD
-        return self.begin(caches, memory_BSD, rows_B)
+    def finish(self, caches: tuple, memory_BSD: jax.Array) -> tuple[tuple, jax.Array]:
+        return self.begin(caches, memory_BSD) if self.layout.memory_at_end else (caches, memory_BSD)
 
     def read_part(
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array

@@ -11,6 +11,7 @@ from brt.checks import Count, NotNegative, OneOf, configurable
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body, MemoryTokens
 from brt.models.caches import select_rows
+from brt.models.decoding_window import update_where
 from brt.models.layers.initializers import parameter
 from brt.models.memory_layout import MemoryLayout
 from brt.models.memory_tokens.token_vectors import MemoryCache, TokenVectors
@@ -190,24 +191,19 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         positions = self.positions
 
-        def begin(caches, memory_BSD, rows_B):
-            caches, read_BSD = positions.begin(caches, memory_BSD, rows_B)
+        def begin(before):
+            caches, memory_BSD = before
+            caches, read_BSD = positions.begin(caches, memory_BSD)
             return caches, self._while_decoding(memory_BSD, read_BSD)
 
-        def run_where(rows_B, run, *before):
-            def change(caches, memory_BSD):
-                caches, new_BSD = run(caches, memory_BSD, rows_B)
-                return caches, select_rows(rows_B, new_BSD, memory_BSD)
-
-            return jax.lax.cond(jnp.any(rows_B), change, lambda *before: before, *before)
-
-        begins_B = reads_B & (fill_B == 0)
-        begun, memory_BSD = run_where(begins_B, begin, tuple(body_caches), memory_BSD)
+        before = tuple(body_caches), memory_BSD
+        begun, memory_BSD = update_where(reads_B & (fill_B == 0), begin, before)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
         y_BD, decoded = positions.decode(x_BD, begun, reads_B)
         fill_B = fill_B + reads_B.astype(jnp.int32)
         full_B = fill_B == self.period
-        after, memory_BSD = run_where(full_B, positions.finish, decoded, memory_BSD)
+        before = decoded, memory_BSD
+        after, memory_BSD = update_where(full_B, lambda before: positions.finish(*before), before)
         fill_B = jnp.where(full_B, 0, fill_B)
         return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
 

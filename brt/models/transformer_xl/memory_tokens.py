@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.body import MemoryTokens
-from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.memory_layout import MemoryLayout
 from brt.models.transformer_xl.decoding import decode_position, open_segments
@@ -129,30 +128,25 @@ class TransformerXLMemoryTokens(MemoryTokens):
     def end_decoding(self, caches: tuple) -> tuple:
         return before_segment(caches)
 
-    def begin(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
+    def begin(self, caches: tuple, memory_BSD: jax.Array) -> tuple[tuple, jax.Array]:
         before = before_segment(caches)
         y_BSD, inputs = self._memory_outputs(before, memory_BSD)
         counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
-        begun = open_segments(self.body, before, self._room, inputs, counts_B)
-        return select_rows(rows_B, begun, caches), y_BSD
+        return open_segments(self.body, before, self._room, inputs, counts_B), y_BSD
 
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
         return decode_position(self.body, x_BD, caches, reads_B)
 
-    def finish(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
+    def finish(self, caches: tuple, memory_BSD: jax.Array) -> tuple[tuple, jax.Array]:
         before = before_segment(caches)
         inputs = [cache.x_BPD for cache in caches]
         if self.layout.memory_at_end:
             memory_BSD, written = self._memory_outputs(before, memory_BSD, inputs)
             inputs = [jnp.concatenate(pair, axis=1) for pair in zip(inputs, written, strict=True)]
         after, _ = self.body.remember(before, inputs)
-        return select_rows(rows_B, self.begin_decoding(after), caches), memory_BSD
+        return self.begin_decoding(after), memory_BSD
 
     def read_part(
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
