@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,17 +29,17 @@ def on_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def one_data_shard() -> Iterator[None]:
-    """Makes `constrain` leave the batch axis whole, to trace one data shard."""
-    token = _ONE_SHARD.set(True)
+def true_while(variable: contextvars.ContextVar[bool]) -> Iterator[None]:
+    token = variable.set(True)
     try:
         yield
     finally:
-        _ONE_SHARD.reset(token)
+        variable.reset(token)
 
 
-def in_one_data_shard() -> bool:
-    return _ONE_SHARD.get()
+one_data_shard = functools.partial(true_while, _ONE_SHARD)
+"""A context in which `constrain` leaves the batch axis whole, to trace one data shard."""
+in_one_data_shard = _ONE_SHARD.get
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:

@@ -61,11 +61,6 @@ _FLOAT32 = Launches(*[Launch(32, 32, 8, 1)] * 3)
 _WIDE_FLOAT32 = Launches(*[Launch(16, 16, 4, 1)] * 3)
 
 
-def has_large_memory() -> bool:
-    """Returns whether the card of this process is one of `LARGE`."""
-    return bool(LARGE.search(device().device_kind))
-
-
 def launches(
     queries: int, keys: int, head_size: int, dtype: DTypeLike, large: bool | None = None
 ) -> Launches:
@@ -75,7 +70,7 @@ def launches(
     of shared memory or more; None: for the card of this process.
     """
     if large is None:
-        large = has_large_memory()
+        large = LARGE.search(device().device_kind) is not None
     if dtype != jnp.bfloat16:
         found = _FLOAT32 if head_size <= 128 else _WIDE_FLOAT32
     elif head_size == 128:
