@@ -38,10 +38,10 @@ class FastWeights(NamedTuple):
 
 
 class LactCache(NamedTuple):
-    """Fast weights and their momentum, if any, at least float32. Empty: learned, and zeros."""
+    """Fast weights and their momentum, or None, at least float32. Empty: learned, and zeros."""
 
-    weights: FastWeights
-    momentum: FastWeights | None
+    weights: Any
+    momentum: Any
 
 
 class Pairs(NamedTuple):

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.lact import (
     Factors,
+    LactCache,
     LactMemory,
     product,
     silu_and_slope,
@@ -30,13 +31,6 @@ class MLPWeights(NamedTuple):
 
     hidden_BHNK: jax.Array
     output_BHKN: jax.Array
-
-
-class TitansCache(NamedTuple):
-    """Fast weights and their momentum, at least float32. Empty: learned, and zeros."""
-
-    weights: MLPWeights
-    momentum: MLPWeights
 
 
 class TitansPairs(NamedTuple):
@@ -79,7 +73,7 @@ class TitansMemory(LactMemory):
         D, H, K = sizes.width, sizes.num_heads, sizes.head_size
         N = hidden_size or K
         self.sizes, self.window = sizes, window
-        self.hidden_size, self.decay_to = N, decay_to
+        self.hidden_size, self.decay_to, self.momentum = N, decay_to, True
         self.hidden_HNK = parameter(rngs, normal(K**-0.5), H, N, K)
         self.output_HKN = parameter(rngs, normal(N**-0.5), H, K, N)
         self.rate_DH, self.momentum_DH, self.decay_DH = (
@@ -94,10 +88,6 @@ class TitansMemory(LactMemory):
     def initial(self, rows: int, dtype: DTypeLike) -> Any:
         learned = self.hidden_HNK[...], self.output_HKN[...]
         return MLPWeights(*(stacked_rows(x, rows, dtype) for x in learned))
-
-    def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
-        weights = self.initial(rows, dtype)
-        return TitansCache(weights, jax.tree.map(jnp.zeros_like, weights))
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
         """Returns the weights M_0 that the memory decays to."""
@@ -139,7 +129,7 @@ class TitansMemory(LactMemory):
         kept_BH11 = jnp.prod(taken.keep_BTH, axis=1)[..., None, None]
         triples = zip(steps(in_weights_BTH), cache.weights, weights, strict=True)
         new = MLPWeights(*(s + kept_BH11 * old + (1 - kept_BH11) * end for s, old, end in triples))
-        return TitansCache(new, MLPWeights(*steps(in_momentum_BTH))), {}
+        return LactCache(new, MLPWeights(*steps(in_momentum_BTH))), {}
 
     def flops_per_token(self, window: int) -> float:
         A = self.sizes.attention_size

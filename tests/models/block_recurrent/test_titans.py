@@ -14,11 +14,10 @@ import titans_numpy
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.block_recurrent.lact import weighted_sums
+from brt.models.block_recurrent.lact import LactCache, weighted_sums
 from brt.models.block_recurrent.titans import (
     ENDS,
     MLPWeights,
-    TitansCache,
     TitansMemory,
     TitansPairs,
     mlp_factors,
@@ -44,7 +43,7 @@ def drawn(shape):
     k, v = rng.normal(size=(2, 2, W, 2, K))
     rate, keep, kept = rng.uniform(size=(3, 2, W, 2))
     k = k / np.linalg.norm(k, axis=-1, keepdims=True)
-    return TitansCache(weights, momentum), TitansPairs(k, v, 0.1 * rate, keep, kept)
+    return LactCache(weights, momentum), TitansPairs(k, v, 0.1 * rate, keep, kept)
 
 
 @pytest.mark.parametrize("decay_to", ENDS)
