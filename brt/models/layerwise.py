@@ -7,14 +7,6 @@ import jax
 from flax import nnx
 
 
-def _run(layer: Any, inputs: Any, cache: Any) -> tuple[Any, Any]:
-    return layer(inputs, cache)[:2]
-
-
-def _unchanged(x_BTD: Any) -> Any:
-    return x_BTD
-
-
 class Layerwise(NamedTuple):
     """`Model.stack` without dropout and metrics, one layer at a time.
 
@@ -29,6 +21,6 @@ class Layerwise(NamedTuple):
     """
 
     layers: Sequence[nnx.Module]
-    run: Callable[[Any, Any, Any], tuple[Any, Any]] = _run
-    enter: Callable[[jax.Array], Any] = _unchanged
-    leave: Callable[[Any], jax.Array] = _unchanged
+    run: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda layer, x, cache: layer(x, cache)[:2]
+    enter: Callable[[jax.Array], Any] = lambda x_BTD: x_BTD
+    leave: Callable[[Any], jax.Array] = lambda x_BTD: x_BTD
