@@ -260,8 +260,7 @@ class MelodiLayer(nnx.Module):
 
         def step(weights, carry, window):
             layer = nnx.merge(graph, weights["params"])
-            inputs = *carry, *window, weights["bias_HXJ"], masks
-            return layer.window(*inputs)
+            return layer.window(carry, window, weights["bias_HXJ"], masks)
 
         # The axes at the end of a name decide its sharding.
         weights = {"params": nnx.to_pure_dict(params), "bias_HXJ": bias_HXJ}
@@ -272,23 +271,15 @@ class MelodiLayer(nnx.Module):
         return tokens.reshape(B, T, D), summaries.reshape(B, G * U, D), cache, metrics
 
     def window(
-        self,
-        cache: MelodiCache,
-        long: KeysValues | None,
-        x_BXD: jax.Array,
-        q_BXHK: jax.Array,
-        k_BXHK: jax.Array,
-        v_BXHK: jax.Array,
-        index_B: jax.Array,
-        bias_HXJ: jax.Array,
-        masks: LayerDropout,
+        self, carry: tuple, inputs: tuple[jax.Array, ...], bias_HXJ: jax.Array, masks: LayerDropout
     ) -> tuple[tuple, tuple, Metrics]:
         """Runs on one window and its summary tokens: a step of the loop over windows.
 
-        long: keys and values of the long-term memory, or None. index_B: of the window, for its
-        dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
-        tokens, metrics.
+        carry: the cache, and keys and values of the long-term memory, or None. inputs: (B, X, D),
+        queries, keys and values (B, X, H, K), and the number of the window (B,), for its dropout.
+        Returns the next carry; outputs, the next layer's summary tokens, metrics.
         """
+        (cache, long), (x_BXD, q_BXHK, k_BXHK, v_BXHK, index_B) = carry, inputs
         W, I = self.memory.window, self.memory.increment
         keys: list[jax.Array | None] = [None] * 4
         if masks.key is not None:
