@@ -133,12 +133,12 @@ def _parts(sizes, of_cache, of_segment):
 
 
 def _forward_call(heads, sizes, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, seeds):
-    B, T, H, K = q.shape
+    B, T, H, _ = q.shape
     launch = sizes.launches(q).forward
     Q = launch.queries
     unit = heads.qk_norm
     tiles = Tiles(sizes.window, Q, Q, launch.keys, unit, rate, sizes.states)
-    layout, kind = Layout(H, K), upcast(q.dtype)
+    layout, kind = Layout(H), upcast(q.dtype)
     k = unit_heads(k) if unit and not sizes.states else k
     parts = _parts(sizes, (cached_k, cached_v), (k, v))
     inputs = (
@@ -163,7 +163,7 @@ def _backward_call(heads, sizes, rate, *arrays):
     Q, X = launch.forward.queries, launch.of_keys.keys
     unit, W = heads.qk_norm, sizes.window
     tiles = Tiles(W, Q, launch.of_keys.queries, X, unit, rate, sizes.states)
-    layout, kind, F = Layout(H, K), upcast(q.dtype), tiles.frame_keys
+    layout, kind, F = Layout(H), upcast(q.dtype), tiles.frame_keys
     mean_BTH = jnp.sum(at_least_float32(y) * at_least_float32(dy), axis=-1)
     of_queries = log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2)
     of_scores = jax.ShapeDtypeStruct((B, H, T // Q, F, Q), q.dtype)

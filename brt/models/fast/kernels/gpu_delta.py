@@ -15,7 +15,7 @@ Axes as in `delta_tiles`.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles, gpu_launch
 from brt.models.fast.kernels.delta_tiles import Exact
-from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
+from brt.models.fast.kernels.gpu_launch import Launch, Layout, call
 from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_zeros
 
 
@@ -102,64 +102,33 @@ def _backward(heads, found, saved, gradients):
 _rule.defvjp(_forward, _backward)
 
 
-class _Specs(NamedTuple):
-    """Specs of a block of `tokens`, or of a `part` of the channels of values."""
-
-    layout: Layout
-    tokens: int
-    part: int
-
-    def block(self, x: Any) -> Block:
-        """Returns a block of (B, T, H, ...)."""
-        size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
-        return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
-
-    def values(self, x: Any) -> Block:
-        """Returns a part of the values of all tokens, (B, T, H, V)."""
-        size = None, x.shape[1], None, self.part
-        return Block(x, self.layout.spec(size, lambda p, b, h: (b, 0, h, p)))
-
-    def matrices(self, x: Any) -> Block:
-        """Returns a part of the values of matrices, (B, H, ..., K, V)."""
-        size, zeros = (None, None, *x.shape[2:-1], self.part), [0] * (x.ndim - 3)
-        return Block(x, self.layout.spec(size, lambda p, b, h: (b, h, *zeros, p)))
-
-
-def _specs(launch, q, v):
-    part = math.gcd(launch.keys, q.shape[3], v.shape[3])
-    return _Specs(Layout(*q.shape[2:]), launch.queries, part)
-
-
 def _forward_call(heads, found, matrix, q, k, v, log, step):
-    (B, T, H, K), V, kind = q.shape, v.shape[3], upcast(q.dtype)
-    W = found.blocks.queries
-    G = T // W
-    specs = _specs(found.prepare, q, v)
-    layout = specs.layout
-    like_q, like_v = map(specs.block, (q, v))
+    (B, T, H, K), V, W, kind = q.shape, v.shape[3], found.blocks.queries, upcast(q.dtype)
+    G, layout = T // W, Layout(H)
+    tile = functools.partial(layout.tile, size=W)
     square = layout.each(jax.ShapeDtypeStruct((B, H, G, W, W), q.dtype))
     kept = layout.each(jax.ShapeDtypeStruct((B, H, G, K), kind))
-    outputs = like_q, like_v, like_q, like_q, square, square, kept
-    inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    exact = Exact(q.dtype == jnp.bfloat16)
-    body = functools.partial(delta_tiles.prepare, exact, specs.part)
+    outputs = tile(q), tile(v), tile(q), tile(q), square, square, kept
+    inputs = tuple(map(tile, (q, k, v, log, step)))
+    exact, part = Exact(q.dtype == jnp.bfloat16), math.gcd(found.prepare.keys, K, V)
+    body = functools.partial(delta_tiles.prepare, exact, part)
     flops, grid = 2 * B * T * H * W * _prepared(W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
 
-    specs = _specs(found.blocks, q, v)
+    part = math.gcd(found.blocks.keys, K, V)
     given = (
-        specs.matrices(matrix),
+        layout.matrices(matrix, part),
         layout.every(w),
-        specs.values(u),
+        layout.values(u, part),
         *map(layout.every, (decayed_q, decayed_k)),
         *map(layout.of_batch, (scores, kept)),
     )
-    like_v = specs.values(v)
-    before = specs.matrices(jax.ShapeDtypeStruct((B, H, G, K, V), q.dtype))
-    results = specs.matrices(matrix), like_v, like_v, before
+    like_v = layout.values(v, part)
+    before = layout.matrices(jax.ShapeDtypeStruct((B, H, G, K, V), q.dtype), part)
+    results = layout.matrices(matrix, part), like_v, like_v, before
     body = functools.partial(delta_tiles.forward, W)
-    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
+    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // part, B * H)
     called = call(body, found.blocks, heads, grid, given, results, "delta_forward", flops)
     after, read, stored, before = called
     return after, read, *saved, stored, before
@@ -168,31 +137,34 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
 def _backward_call(heads, found, q, k, v, log, step, *rest):
     w, u, decayed_q, decayed_k, scores, inverse, kept, stored, before, dafter, dread = rest
     (B, T, H, K), V = q.shape, v.shape[3]
-    W, G = found.blocks.queries, kept.shape[2]
-    specs = _specs(found.blocks, q, v)
-    layout = specs.layout
+    W, G, layout = found.blocks.queries, kept.shape[2], Layout(H)
+    part = math.gcd(found.blocks.keys, K, V)
     inputs = (
-        specs.matrices(dafter),
+        layout.matrices(dafter, part),
         *map(layout.every, (w, decayed_q, decayed_k)),
         *map(layout.of_batch, (scores, kept)),
-        specs.values(dread),
+        layout.values(dread, part),
     )
-    outputs = specs.matrices(dafter), specs.values(v), specs.matrices(before)
+    outputs = (
+        layout.matrices(dafter, part),
+        layout.values(v, part),
+        layout.matrices(before, part),
+    )
     body = functools.partial(delta_tiles.backward, W)
-    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
+    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // part, B * H)
     called = call(body, found.blocks, heads, grid, inputs, outputs, "delta_backward", flops)
     dmatrix, dstored, dmatrices = called
 
-    specs = _specs(found.gradients, q, v)
+    tile = functools.partial(layout.tile, size=W)
     given = (
-        *map(specs.block, (q, k, v, log, step)),
+        *map(tile, (q, k, v, log, step)),
         layout.each(inverse),
-        *map(specs.block, (w, u, stored, dstored, dread)),
+        *map(tile, (w, u, stored, dstored, dread)),
         *map(layout.each, (before, dmatrices)),
     )
-    results = [*map(specs.block, (q, k, v, log, step))]
-    exact = Exact(q.dtype == jnp.bfloat16)
-    body = functools.partial(delta_tiles.gradients, exact, specs.part)
+    results = [*map(tile, (q, k, v, log, step))]
+    exact, part = Exact(q.dtype == jnp.bfloat16), math.gcd(found.gradients.keys, K, V)
+    body = functools.partial(delta_tiles.gradients, exact, part)
     flops, grid = 2 * B * T * H * _of_gradients(W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
     return dmatrix, *called

@@ -123,7 +123,6 @@ class Layout(NamedTuple):
     """
 
     num_heads: int
-    head_size: int
 
     def spec(self, size: tuple[int | None, ...], index: Callable[..., tuple[Any, ...]]) -> Any:
         """index: of tile, batch element and head."""
@@ -131,12 +130,23 @@ class Layout(NamedTuple):
         return pl.BlockSpec(size, lambda g, n: index(g, jax.lax.div(n, H), jax.lax.rem(n, H)))
 
     def every(self, x_BTHK: Any) -> Block:
-        spec = (None, x_BTHK.shape[1], None, self.head_size)
+        spec = None, x_BTHK.shape[1], None, x_BTHK.shape[3]
         return Block(x_BTHK, self.spec(spec, lambda g, b, h: (b, 0, h, 0)))
 
-    def tile(self, x_BTHK: Any, size: int) -> Block:
-        spec = (None, size, None, self.head_size)
-        return Block(x_BTHK, self.spec(spec, lambda g, b, h: (b, g, h, 0)))
+    def tile(self, x_BTH: Any, size: int) -> Block:
+        """Returns a tile of (B, T, H, ...)."""
+        spec, zeros = (None, size, None, *x_BTH.shape[3:]), [0] * (x_BTH.ndim - 3)
+        return Block(x_BTH, self.spec(spec, lambda g, b, h: (b, g, h, *zeros)))
+
+    def values(self, x_BTHV: Any, part: int) -> Block:
+        """Returns `part` channels of the values of all tokens; the grid's first axis: parts."""
+        spec = None, x_BTHV.shape[1], None, part
+        return Block(x_BTHV, self.spec(spec, lambda p, b, h: (b, 0, h, p)))
+
+    def matrices(self, x_BHV: Any, part: int) -> Block:
+        """Returns the same part of the last axis of (B, H, ..., V)."""
+        spec, zeros = (None, None, *x_BHV.shape[2:-1], part), [0] * (x_BHV.ndim - 3)
+        return Block(x_BHV, self.spec(spec, lambda p, b, h: (b, h, *zeros, p)))
 
     def each(self, x_BHG: Any) -> Block:
         """Returns the blocks of (B, H, G, ...), one for each tile."""
