@@ -71,8 +71,8 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
     The name is the last dictionary key or named-tuple field. Replicated: vectors, arrays with
     another number of axes (factored moments), and axes that the mesh does not divide.
     """
-    name = next(filter(None, map(_name, reversed(path))), "")
-    match = SUFFIX.search(name)
+    names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    match = SUFFIX.search(["", *[name for name in names if not name.isdigit()]][-1])
     if not match or len(match[1]) != len(shape) or (len(shape) < 2 and match[1] != "B"):
         return PartitionSpec()
     return PartitionSpec(
@@ -81,14 +81,6 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
             for axis, mesh_axes, size in zip(match[1], spec(match[1]), shape, strict=True)
         )
     )
-
-
-def _name(key):
-    if isinstance(key, jax.tree_util.GetAttrKey):
-        return key.name
-    if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
-        return key.key
-    return None
 
 
 def without_batch(mesh_axes: PartitionSpec) -> PartitionSpec:
