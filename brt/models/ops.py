@@ -5,7 +5,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -97,8 +97,10 @@ def scaled_queries(q_BTHK: jax.Array, scale_H: jax.Array | None) -> tuple[jax.Ar
 class Matrix:
     """A matrix of parameters that multiplies activations of `dtype`, in that type.
 
-    The form of `scan_blocks` in `fast` casts each once, before the loop.
+    The form of `scan_blocks` in `fast` casts each once, before the loop. leaves: its arrays.
     """
+
+    leaves: ClassVar[tuple[str, ...]] = ("array",)
 
     def __init__(self, array: jax.Array, dtype: DTypeLike):
         self.array, self.dtype = array, jnp.dtype(dtype)
@@ -108,12 +110,12 @@ class Matrix:
         return jnp.einsum(equation, stacked(x), self.array.astype(self.dtype))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return (self.array,), self.dtype
+        return tuple(map(vars(self).get, self.leaves)), self.dtype
 
     @classmethod
     def tree_unflatten(cls, dtype: Any, children: tuple[Any, ...]) -> Self:
         matrix = object.__new__(cls)
-        matrix.dtype, (matrix.array,) = dtype, children
+        vars(matrix).update(zip(cls.leaves, children, strict=True), dtype=dtype)
         return matrix
 
 

@@ -23,6 +23,8 @@ from brt.models.ops import Matrix, stacked
 class CastMatrix(Matrix):
     """A `Matrix` that is cast already; its gradient is in the type of the original."""
 
+    leaves = ("array", "cast")
+
     def __init__(self, array: jax.Array, dtype: DTypeLike):
         super().__init__(array, dtype)
         self.cast = None if array.dtype == dtype else jax.lax.stop_gradient(array).astype(dtype)
@@ -37,15 +39,6 @@ class CastMatrix(Matrix):
         """Returns the cotangent of the matrix, for a `jax.custom_vjp`."""
         cast = None if self.cast is None else jnp.zeros_like(self.cast)
         return self.tree_unflatten(self.dtype, (total.astype(self.array.dtype), cast))
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return (self.array, self.cast), self.dtype
-
-    @classmethod
-    def tree_unflatten(cls, dtype: Any, children: tuple[Any, ...]) -> Self:
-        matrix = object.__new__(cls)
-        matrix.dtype, (matrix.array, matrix.cast) = dtype, children
-        return matrix
 
 
 def scan_blocks(
