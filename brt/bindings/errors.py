@@ -98,9 +98,11 @@ def _no_value(message, text):
     name, _, value = (shortened(part.strip()) for part in line.partition("="))
     register_all()
     is_name = value in dict(registered())
-    reference = f"Write @{value}, or @{value}() for an object. " if is_name else ""
+    hint = f"Write @{value}, or @{value}() for an object. " if is_name else ""
+    if value.capitalize() in ("True", "False", "None"):
+        hint = f"Write {value.capitalize()}. "
     return (
-        f"{value} is not a gin value. {reference}If it is meant as a string, quote it: "
+        f"{value} is not a gin value. {hint}If it is meant as a string, quote it: "
         f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
     )
 

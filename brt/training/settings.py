@@ -51,7 +51,7 @@ class Trainer:
             (`brt/training/over_time/loss.py`) instead of its batch elements.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
-        clear_state: train with the state cleared at every segment, the control without one.
+        clear_state: train with the state, but not windows, cleared at every segment: the control.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every = 0 for no evaluation.
         evaluation, checkpoints, labelled: their settings; None for the defaults.

@@ -249,6 +249,7 @@ def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quote
 def test_an_unmarked_reference_is_answered_with_its_form_too():
     for line, name in (
         ("Trainer.optimizer = adamw", "@adamw"),
+        ("Trainer.clear_state = true", "Write True"),
         ("Trainer.corpus = Mixture", "@Mixture()"),
     ):
         assert name in message(config.parse, bindings=[line])

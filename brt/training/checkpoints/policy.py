@@ -43,10 +43,12 @@ class CheckpointPolicy:
         keep_every: also keep checkpoints at multiples of this many steps, or None.
         keep_best: also keep the checkpoint of the best evaluation, the default of `brt.evaluate`
             and `load_run`.
-        metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
-            loss, or with labelled documents F1 or accuracy (`OF_LABELS`).
+        metric: with `keep_best`, the scalar of the evaluation that decides, such as
+            "recall_accuracy" of `@RecallScore`. None takes the loss, or with labelled documents F1
+            or accuracy (`OF_LABELS`).
         mode: "min" or "max", the best value; None follows the name of the metric.
-        patience: evaluations in a row without improvement after which to stop; None for never.
+        patience: with `keep_best`, evaluations in a row without improvement after which to stop;
+            None for never.
     """
 
     every: Count = 1000
