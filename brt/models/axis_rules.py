@@ -30,6 +30,7 @@ def on_gpu() -> bool:
 
 @contextlib.contextmanager
 def true_while(variable: contextvars.ContextVar[bool]) -> Iterator[None]:
+    """A context in which a variable is true."""
     token = variable.set(True)
     try:
         yield
